@@ -1,0 +1,66 @@
+"""What the scheduler tells the model runner at each step, and what the runner answers. Never leaves the core."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ...protocol.outputs import LogprobsArrays
+from ...protocol.params import SamplingParams
+
+
+@dataclass(slots=True)
+class NewRequestData:
+    """A request that enters the batch: for the first time, or again after a preemption.
+
+    `token_ids` are all its tokens so far, prompt first; the first `num_computed_tokens` are in the cache already.
+    """
+
+    req_id: str
+    token_ids: list[int]
+    num_prompt_tokens: int
+    sampling_params: SamplingParams
+    noise_seed: int
+    block_ids: list[int]
+    num_computed_tokens: int
+    prompt_embeds: np.ndarray | None = None
+
+
+@dataclass(slots=True)
+class CachedRequestData:
+    """Requests already in the batch: blocks added this step, and how far each is. Parallel lists."""
+
+    req_ids: list[str] = field(default_factory=list)
+    new_block_ids: list[list[int]] = field(default_factory=list)
+    num_computed_tokens: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class SchedulerOutput:
+    """One step's work. `num_scheduled_tokens` lists every scheduled request, in the order of the batch.
+
+    `removed_req_ids` leave the batch before this step: finished, aborted or preempted since the last one.
+    `grammar_bitmask`: [len(structured_req_ids), ceil(vocab_size / 32)] int32, bit set = token allowed.
+    """
+
+    scheduled_new_reqs: list[NewRequestData]
+    scheduled_cached_reqs: CachedRequestData
+    num_scheduled_tokens: dict[str, int]
+    total_num_scheduled_tokens: int
+    removed_req_ids: set[str]
+    structured_req_ids: list[str] = field(default_factory=list)
+    grammar_bitmask: np.ndarray | None = None
+
+
+@dataclass(slots=True)
+class ModelRunnerOutput:
+    """One token for every request whose tokens are all computed now; chunks of a longer prompt give none.
+
+    `logprobs` has a row per entry of `req_ids` (columns up to the largest k asked for; a request takes its first k + 1).
+    `prompt_logprobs`: for requests that asked, the prompt positions computed in this step (chunk by chunk).
+    """
+
+    req_ids: list[str]
+    sampled_token_ids: list[int]
+    logprobs: LogprobsArrays | None = None
+    prompt_logprobs: dict[str, LogprobsArrays] = field(default_factory=dict)
+    failed_reqs: dict[str, str] = field(default_factory=dict)  # request id -> error; that request alone ends

@@ -1,0 +1,1 @@
+"""What crosses the bridge between shell and core, and nothing else: messages, parameters, configuration, codec."""

@@ -1,0 +1,90 @@
+"""The engine's configuration: frozen structs that cross the bridge as data. `EngineArgs` (engine room) builds them."""
+
+from typing import Any, Literal
+
+import msgspec
+
+
+class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What is served. `hf_config` and `generation_config` are the model's own files as plain data."""
+
+    model: str  # an absolute path: a folder in Hugging Face layout or a .gguf file
+    served_model_name: str
+    tokenizer: str | None  # folder with tokenizer.json; None: token ids in, token ids out
+    hf_config: dict[str, Any]
+    generation_config: dict[str, Any] = {}
+    dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
+    quantization: Literal["int8", "gguf"] | None = None
+    max_model_len: int
+    seed: int = 0
+    max_logprobs: int = 20  # -1: no limit
+    logprobs_mode: Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"] = "raw_logprobs"
+    logits_processors: list[str] = []  # "package.module:Class"
+    enable_prompt_embeds: bool = False
+    trust_remote_code: bool = False
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self.hf_config["vocab_size"])
+
+    @property
+    def is_gguf(self) -> bool:
+        return self.model.endswith(".gguf")
+
+
+class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The KV cache. `num_gpu_blocks` counts blocks on whichever device; None until the core has sized it."""
+
+    block_size: int = 16
+    gpu_memory_utilization: float = 0.92
+    kv_cache_memory_bytes: int | None = None
+    num_gpu_blocks_override: int | None = None
+    num_gpu_blocks: int | None = None
+    enable_prefix_caching: bool = True
+
+
+class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """How much runs at once. Raises ValueError where the figures contradict each other."""
+
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    max_model_len: int
+    enable_chunked_prefill: bool = True
+    long_prefill_token_threshold: int = 0  # 0: off
+    policy: Literal["fcfs", "priority"] = "fcfs"
+    stream_interval: int = 1
+
+    def __post_init__(self) -> None:
+        if self.max_num_seqs < 1:
+            raise ValueError(f"max_num_seqs is {self.max_num_seqs}; it must be at least 1")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs ({self.max_num_seqs})"
+            )
+        if not self.enable_chunked_prefill and self.max_num_batched_tokens < self.max_model_len:
+            raise ValueError(
+                f"without chunked prefill max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least "
+                f"max_model_len ({self.max_model_len})"
+            )
+
+
+class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Processes and restarts. `engine_restart`: how often a dead core may be replaced within a window; 0: never."""
+
+    engine_restart: int = 0
+    shutdown_timeout: float = 0.0  # seconds a core may drain on SIGTERM
+    step_timeout: float | None = None  # seconds a step may take before the core counts as hung; None: no limit
+
+
+class ObservabilityConfig(msgspec.Struct, frozen=True, kw_only=True):
+    otlp_traces_endpoint: str | None = None
+
+
+class VllmConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """All of it. Travels to the core in the handshake."""
+
+    model_config: ModelConfig
+    cache_config: CacheConfig
+    scheduler_config: SchedulerConfig
+    parallel_config: ParallelConfig = msgspec.field(default_factory=ParallelConfig)
+    observability_config: ObservabilityConfig = msgspec.field(default_factory=ObservabilityConfig)

@@ -1,0 +1,142 @@
+"""Messages from the core to the shell, and the handshake that starts a core process."""
+
+import enum
+
+import msgspec
+import numpy as np
+
+
+class FinishReason(enum.IntEnum):
+    """Why a request ended. The name in lower case is what users see."""
+
+    STOP = 0
+    LENGTH = 1
+    ABORT = 2
+    ERROR = 3
+
+    def __str__(self) -> str:
+        return self.name.lower()
+
+
+class LogprobsArrays(msgspec.Struct, array_like=True, gc=False):
+    """Log-probabilities of consecutive positions, column 0 the sampled (or actual prompt) token, then the top k.
+
+    token_ids: [num_positions, k + 1] int32; logprobs: [num_positions, k + 1] float32;
+    ranks: [num_positions] int32, the rank (from 1) of column 0 in the whole vocabulary.
+    """
+
+    token_ids: np.ndarray
+    logprobs: np.ndarray
+    ranks: np.ndarray
+
+
+class EventType(enum.IntEnum):
+    QUEUED = 1
+    SCHEDULED = 2
+    PREEMPTED = 3
+
+
+class EngineCoreEvent(msgspec.Struct, array_like=True, gc=False):
+    """Something that happened to a request, on the core's monotonic clock (seconds)."""
+
+    type: EventType
+    timestamp: float
+
+
+class PrefillStats(msgspec.Struct, array_like=True, gc=False):
+    """How the prompt was obtained, fixed when the request is first scheduled."""
+
+    num_prompt_tokens: int
+    num_cached_tokens: int
+
+
+class EngineCoreOutput(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
+    """What one step added to one request.
+
+    `stop_reason` is the stop token's id, or, with `FinishReason.ERROR`, what went wrong.
+    """
+
+    request_id: str
+    new_token_ids: list[int]
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    new_logprobs: LogprobsArrays | None = None
+    new_prompt_logprobs: LogprobsArrays | None = None
+    events: list[EngineCoreEvent] | None = None
+    prefill_stats: PrefillStats | None = None
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+
+class UtilityOutput(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
+    """The answer to a `UtilityRequest`: a result, or the text of what went wrong."""
+
+    call_id: int
+    failure_message: str | None = None
+    result: object = None
+
+
+class PrefixCacheStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
+    """Counts since the last snapshot; `queries` and `hits` are in tokens. `reset`: the cache was emptied meanwhile."""
+
+    reset: bool = False
+    requests: int = 0
+    queries: int = 0
+    hits: int = 0
+
+
+class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
+    """The scheduler's state after a step; `num_preemptions` counts since the last snapshot."""
+
+    num_running_reqs: int = 0
+    num_waiting_reqs: int = 0
+    kv_cache_usage: float = 0.0  # 0..1
+    num_preemptions: int = 0
+    prefix_cache_stats: PrefixCacheStats = msgspec.field(default_factory=PrefixCacheStats)
+
+
+class EngineCoreOutputs(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
+    """One frame from the core: the outputs of a step, or the answer to a utility call, or both."""
+
+    engine_index: int = 0
+    outputs: list[EngineCoreOutput] = []
+    scheduler_stats: SchedulerStats | None = None
+    timestamp: float = 0.0  # the core's monotonic clock, seconds
+    utility_output: UtilityOutput | None = None
+
+
+ENGINE_CORE_DEAD = b"ENGINE_CORE_DEAD"
+"""A lone frame of these bytes, followed by a frame with the cause as UTF-8, says that the core is about to exit."""
+
+
+class HandshakeHello(msgspec.Struct, tag="HELLO"):
+    """core -> launcher: the process runs and waits for its configuration."""
+
+
+class HandshakeInit(msgspec.Struct, tag="INIT"):
+    """launcher -> core: everything the core needs. One input and one output address per client."""
+
+    config: bytes  # VllmConfig, msgpack
+    input_addresses: list[str]
+    output_addresses: list[str]
+    executor_class: str  # "package.module:Class"
+    log_stats: bool
+
+
+class HandshakeReady(msgspec.Struct, tag="READY"):
+    """core -> launcher and clients: the model is loaded; the figures are final."""
+
+    max_model_len: int
+    num_gpu_blocks: int
+    block_size: int
+    dtype: str
+
+
+class HandshakeFailed(msgspec.Struct, tag="FAILED"):
+    """core -> launcher: start-up failed; `error_type` is the exception's class name, `traceback` its text."""
+
+    error_type: str
+    message: str
+    traceback: str

@@ -1,0 +1,52 @@
+"""Messages from the shell to the core. One type byte and one struct each; written by clients, read by `EngineCoreProc`."""
+
+import enum
+
+import msgspec
+import numpy as np
+
+from .params import SamplingParams
+
+
+class EngineCoreRequestType(enum.Enum):
+    """The one-byte frame that precedes a message and says how to decode it."""
+
+    ADD = b"\x00"  # EngineCoreRequest
+    ABORT = b"\x01"  # list of request ids
+    START_DP_WAVE = b"\x02"
+    UTILITY = b"\x03"  # (client_index, call_id, method, args)
+    WAKEUP = b"\x05"  # never on the wire: rouses the busy loop
+
+
+class EngineCoreRequest(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
+    """One generation request, tokenised and validated.
+
+    `request_id` is the internal id, unique in the engine; `external_req_id` is the caller's.
+    `noise_seed` decides every random choice of the request, whether or not the caller gave a seed, so that a request
+    which is preempted or moved to a new core goes on with the tokens it would have had.
+    `output_token_ids` are tokens generated before (by a core that has since died); generation continues behind them.
+    `prompt_embeds`: [num_prompt_tokens, hidden_size] float32, in place of token ids.
+    """
+
+    request_id: str
+    prompt_token_ids: list[int]
+    sampling_params: SamplingParams
+    arrival_time: float = 0.0  # wall clock, seconds
+    noise_seed: int = 0  # 0 .. 2**64 - 1
+    client_index: int = 0
+    priority: int = 0  # smaller runs first
+    cache_salt: str | None = None
+    external_req_id: str | None = None
+    trace_headers: dict[str, str] | None = None
+    prompt_embeds: np.ndarray | None = None
+    output_token_ids: list[int] = []
+    resumable: bool = False  # more prompt may follow under the same id
+
+
+class UtilityRequest(msgspec.Struct, array_like=True, gc=False):
+    """A call of an `EngineCore` method by name. The answer is a `UtilityOutput` with the same `call_id`."""
+
+    client_index: int
+    call_id: int
+    method: str
+    args: list[object]
