@@ -1,0 +1,46 @@
+"""Maps the package `corespan` onto the repository's root and builds the native kernels where a compiler is at hand.
+
+Everything else about the distribution is in pyproject.toml.
+"""
+
+from pathlib import Path
+
+from setuptools import Extension, find_packages, setup
+from setuptools.command.build_py import build_py
+
+ROOMS = ("protocol", "client", "core", "engine", "server")
+KERNELS = Path("core/kernels")
+
+
+class BuildPy(build_py):
+    """Keeps this file, which lies in the package's folder, out of the package."""
+
+    def find_package_modules(self, package, package_dir):
+        modules = super().find_package_modules(package, package_dir)
+        return [module for module in modules if module[:2] != ("corespan", "setup")]
+
+
+def native_extensions():
+    """The kernels: plain C++17 on raw pointers. A failed compile is a warning; the torch reference then serves."""
+    sources = sorted(str(path) for path in KERNELS.rglob("*.cpp"))
+    if not sources:
+        return []
+    return [
+        Extension(
+            "corespan.core.kernels._native",
+            sources=sources,
+            depends=sorted(str(path) for path in KERNELS.rglob("*.h")),
+            extra_compile_args=["-std=c++17", "-O3", "-fopenmp", "-fvisibility=hidden"],
+            extra_link_args=["-fopenmp"],
+            optional=True,
+        )
+    ]
+
+
+rooms = find_packages(include=[pattern for room in ROOMS for pattern in (room, f"{room}.*")])
+setup(
+    packages=["corespan", *(f"corespan.{room}" for room in rooms)],
+    package_dir={"corespan": "."},
+    ext_modules=native_extensions(),
+    cmdclass={"build_py": BuildPy},
+)
