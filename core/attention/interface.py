@@ -1,0 +1,89 @@
+"""What every attention backend does: own the layout of the paged KV cache, write keys and values, attend over block
+tables. The model calls it once a layer; the model runner builds the metadata once a step."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+KVCache = Any
+"""One layer's cache. Only the backend that allocated it looks inside."""
+
+
+@dataclass(slots=True)
+class AttentionMetadata:
+    """Where each token of the step stands. CPU tensors, each request's tokens consecutive, one-token requests first.
+
+    query_start_loc: [num_reqs + 1] int32, the first token of each request, then num_tokens.
+    seq_lens: [num_reqs] int32, tokens of context after this step (computed before + scheduled now).
+    block_table: [num_reqs, max_blocks] int32; entries past a request's blocks are 0 (the null block). The rows may be
+        a view with a row stride larger than max_blocks; the last dimension is contiguous.
+    slot_mapping: [num_tokens] int64, block_id * block_size + offset, where each token's key and value go.
+    positions: [num_tokens] int64, each token's place in its sequence, from 0.
+    num_decodes: the requests that bring exactly one token; they stand at the front. The others bring two or more.
+    """
+
+    query_start_loc: torch.Tensor
+    seq_lens: torch.Tensor
+    block_table: torch.Tensor
+    slot_mapping: torch.Tensor
+    positions: torch.Tensor
+    max_query_len: int
+    max_seq_len: int
+    num_reqs: int
+    num_tokens: int
+    num_decodes: int
+
+
+class AttentionBackend(ABC):
+    """Causal attention of one layer shape over a paged cache. Stateless but for its shape: caches are passed in.
+
+    Query token at position p attends to the positions 0..p of its request, and with `sliding_window` w only to
+    p-w+1..p. Query head h reads key/value head h // (num_heads // num_kv_heads).
+    """
+
+    name: str
+
+    def __init__(
+        self,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        scale: float,
+        block_size: int,
+        dtype: torch.dtype,
+        sliding_window: int | None = None,
+    ) -> None:
+        self.num_heads = num_heads
+        self.num_kv_heads = num_kv_heads
+        self.head_dim = head_dim
+        self.scale = scale
+        self.block_size = block_size
+        self.dtype = dtype
+        self.sliding_window = sliding_window
+
+    @classmethod
+    @abstractmethod
+    def supports(cls, head_dim: int, block_size: int, dtype: torch.dtype) -> bool:
+        """Whether this backend can run here with these shapes."""
+
+    @classmethod
+    @abstractmethod
+    def bytes_per_block(cls, num_kv_heads: int, head_dim: int, block_size: int, dtype: torch.dtype) -> int:
+        """Bytes that one block of one layer takes, keys and values together."""
+
+    @abstractmethod
+    def allocate(self, num_blocks: int) -> KVCache:
+        """A cache of `num_blocks` blocks for one layer. Block 0 is the null block: read as padding, never written."""
+
+    @abstractmethod
+    def forward(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kv_cache: KVCache, metadata: AttentionMetadata
+    ) -> torch.Tensor:
+        """Write k and v to their slots, then attend over the whole context.
+
+        q: [num_tokens, num_heads, head_dim]; k, v: [num_tokens, num_kv_heads, head_dim]; all of the engine's dtype,
+        possibly strided views whose last dimension is contiguous. Returns [num_tokens, num_heads, head_dim],
+        contiguous.
+        """
