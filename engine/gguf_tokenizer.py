@@ -1,0 +1,210 @@
+"""Turns the vocabulary inside a GGUF file into the `tokenizer.json` and `tokenizer_config.json` of a model folder.
+
+Called once per file when a model is resolved. The token ids that the result gives are those of transformers' own
+conversion of the same file.
+"""
+
+import json
+import os
+import tempfile
+from typing import Any
+
+from .gguf_metadata import read_metadata
+
+_CONTROL, _USER_DEFINED = 3, 4  # ggml's token types
+
+_LLAMA3_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_QWEN2_SPLIT = _LLAMA3_SPLIT.replace(r"\p{N}{1,3}", r"\p{N}")
+_TEKKEN_SPLIT = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+# How text is cut before merging, by `tokenizer.ggml.pre`; every other name is cut the way GPT-2 does.
+_SPLITS = {
+    **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "dbrx", "smaug-bpe"), _LLAMA3_SPLIT),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), _QWEN2_SPLIT),
+    "tekken": _TEKKEN_SPLIT,
+}
+
+
+def convert_gguf_tokenizer(gguf_path: str | os.PathLike[str], out_dir: str | os.PathLike[str]) -> None:
+    """Write `tokenizer.json` and `tokenizer_config.json` into `out_dir`, each all at once, `tokenizer.json` last.
+
+    Raises ValueError where the file holds no tokenizer or one of a kind that is not built.
+    """
+    metadata = read_metadata(gguf_path)
+    kind = metadata.get("tokenizer.ggml.model")
+    if kind not in ("gpt2", "llama"):
+        raise ValueError(f"{os.fspath(gguf_path)}: tokenizer.ggml.model is {kind!r}; 'gpt2' and 'llama' are supported")
+    os.makedirs(out_dir, exist_ok=True)
+    _write_json(os.path.join(out_dir, "tokenizer_config.json"), _tokenizer_config(metadata))
+    _write_json(os.path.join(out_dir, "tokenizer.json"), _tokenizer_json(metadata))
+
+
+def _write_json(path: str, content: dict[str, Any]) -> None:
+    with tempfile.NamedTemporaryFile("w", dir=os.path.dirname(path), delete=False, encoding="utf-8") as file:
+        json.dump(content, file, ensure_ascii=False)
+    os.replace(file.name, path)
+
+
+def _tokenizer_config(metadata: dict[str, Any]) -> dict[str, Any]:
+    tokens = metadata["tokenizer.ggml.tokens"]
+    config: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "add_bos_token": _adds(metadata, "bos"),
+        "add_eos_token": _adds(metadata, "eos"),
+        "clean_up_tokenization_spaces": False,
+    }
+    for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
+        if (token_id := metadata.get(f"tokenizer.ggml.{key}_token_id")) is not None:
+            config[f"{name}_token"] = tokens[token_id]
+    templates = {"default": metadata.get("tokenizer.chat_template")}
+    for name in metadata.get("tokenizer.chat_templates", []):
+        templates[name] = metadata.get(f"tokenizer.chat_template.{name}")
+    known = {name: template for name, template in templates.items() if template is not None}
+    if list(known) == ["default"]:
+        config["chat_template"] = known["default"]
+    elif known:
+        config["chat_template"] = [{"name": name, "template": template} for name, template in known.items()]
+    return config
+
+
+def _adds(metadata: dict[str, Any], which: str) -> bool:
+    """Whether encoding adds the begin or end token. A sentencepiece vocabulary that does not say adds the former."""
+    unstated = which == "bos" and metadata["tokenizer.ggml.model"] == "llama"
+    wanted = bool(metadata.get(f"tokenizer.ggml.add_{which}_token", unstated))
+    return wanted and f"tokenizer.ggml.{which}_token_id" in metadata
+
+
+def _tokenizer_json(metadata: dict[str, Any]) -> dict[str, Any]:
+    byte_level = metadata["tokenizer.ggml.model"] == "gpt2"
+    tokens: list[str] = metadata["tokenizer.ggml.tokens"]
+    spelled = _byte_spelled(tokens) if byte_level else tokens
+    vocab = {token: index for index, token in enumerate(spelled)}
+    merges = _merges(metadata, vocab)
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": _added_tokens(metadata, vocab, byte_level),
+        "normalizer": None,
+        "post_processor": _post_processor(metadata),
+        **(_byte_level_parts(metadata) if byte_level else _sentencepiece_parts()),
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": "" if byte_level else None,
+            "end_of_word_suffix": "" if byte_level else None,
+            "fuse_unk": not byte_level,
+            "byte_fallback": not byte_level,
+            "ignore_merges": False,
+            "vocab": vocab,
+            "merges": merges,
+        },
+    }
+
+
+def _byte_level_parts(metadata: dict[str, Any]) -> dict[str, Any]:
+    def byte_level(use_regex: bool, add_prefix_space: bool = False) -> dict[str, Any]:
+        return {
+            "type": "ByteLevel",
+            "add_prefix_space": add_prefix_space,
+            "trim_offsets": True,
+            "use_regex": use_regex,
+        }
+
+    pre_tokenizer = byte_level(use_regex=True)
+    if (split := _SPLITS.get(metadata.get("tokenizer.ggml.pre", ""))) is not None:
+        regex = {"type": "Split", "pattern": {"Regex": split}, "behavior": "Isolated", "invert": False}
+        pre_tokenizer = {"type": "Sequence", "pretokenizers": [regex, byte_level(use_regex=False)]}
+    return {"pre_tokenizer": pre_tokenizer, "decoder": byte_level(use_regex=True, add_prefix_space=True)}
+
+
+def _sentencepiece_parts() -> dict[str, Any]:
+    space = "\u2581"
+    return {
+        "pre_tokenizer": {"type": "Metaspace", "replacement": space, "prepend_scheme": "first", "split": False},
+        "decoder": {
+            "type": "Sequence",
+            "decoders": [
+                {"type": "Replace", "pattern": {"String": space}, "content": " "},
+                {"type": "ByteFallback"},
+                {"type": "Fuse"},
+                {"type": "Strip", "content": " ", "start": 1, "stop": 0},
+            ],
+        },
+    }
+
+
+def _byte_alphabet() -> list[str]:
+    """The printable character that stands for each byte in a byte-level vocabulary."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    substitutes = iter(range(0x100, 0x200))
+    return [chr(byte) if byte in printable else chr(next(substitutes)) for byte in range(256)]
+
+
+def _byte_spelled(tokens: list[str]) -> list[str]:
+    """Tokens written in the byte alphabet; a token in plain text (some added ones are) is spelled over."""
+    alphabet = _byte_alphabet()
+    known = set(alphabet)
+    return [token if known.issuperset(token) else "".join(alphabet[b] for b in token.encode()) for token in tokens]
+
+
+def _added_tokens(metadata: dict[str, Any], vocab: dict[str, int], byte_level: bool) -> list[dict[str, Any]]:
+    tokens: list[str] = metadata["tokenizer.ggml.tokens"]
+    special: dict[int, bool] = {}
+    for token_id, token_type in enumerate(metadata.get("tokenizer.ggml.token_type", ())):
+        # A plain-text spelling has no entry of its own in a byte-level vocabulary; adding it would enlarge that.
+        if token_type in (_CONTROL, _USER_DEFINED) and vocab.get(tokens[token_id]) == token_id:
+            special[token_id] = token_type == _CONTROL
+    named = [metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos", "unknown", "padding")]
+    defaults = [] if byte_level else [vocab.get(token) for token in ("<unk>", "<s>", "</s>")]
+    for token_id in (*named, *defaults):
+        if token_id is not None and vocab.get(tokens[token_id]) == token_id:
+            special[token_id] = True
+    return [
+        {
+            "id": token_id,
+            "content": tokens[token_id],
+            "single_word": False,
+            "lstrip": False,
+            "rstrip": False,
+            "normalized": False,
+            "special": special[token_id],
+        }
+        for token_id in sorted(special)
+    ]
+
+
+def _post_processor(metadata: dict[str, Any]) -> dict[str, Any]:
+    tokens: list[str] = metadata["tokenizer.ggml.tokens"]
+    single: list[dict[str, Any]] = [{"Sequence": {"id": "A", "type_id": 0}}]
+    specials: dict[str, Any] = {}
+    for which in ("bos", "eos"):
+        if _adds(metadata, which):
+            token_id = metadata[f"tokenizer.ggml.{which}_token_id"]
+            token = tokens[token_id]
+            specials[token] = {"id": token, "ids": [token_id], "tokens": [token]}
+            single.insert(0 if which == "bos" else len(single), {"SpecialToken": {"id": token, "type_id": 0}})
+    pair = [*single, {"Sequence": {"id": "B", "type_id": 1}}]
+    return {"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": specials}
+
+
+def _merges(metadata: dict[str, Any], vocab: dict[str, int]) -> list[list[str]]:
+    """The file's own merges, or else every way to build a token from two others, best score first."""
+    if (merges := metadata.get("tokenizer.ggml.merges")) is not None:
+        return [merge.split(" ") for merge in merges]
+    scores: list[float] = metadata["tokenizer.ggml.scores"]
+    candidates: list[tuple[float, int, int, str, str]] = []
+    for token, token_id in vocab.items():
+        splits = [(token[:cut], token[cut:]) for cut in range(1, len(token))]
+        whole = [(left, right) for left, right in splits if left in vocab and right in vocab]
+        for left, right in sorted(whole, key=lambda pair: (vocab[pair[0]], vocab[pair[1]])):
+            candidates.append((scores[token_id], len(left), len(right), left, right))
+    candidates.sort(key=lambda candidate: candidate[:3], reverse=True)
+    return [[left, right] for *_, left, right in candidates]
