@@ -1,0 +1,74 @@
+"""Fixtures shared by all tests: a tiny random model, the small real one, and engines over each client."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_llama import build_tiny_llama
+
+# `clients` imports the engines; tests of the lower rooms run without them.
+
+
+@pytest.fixture(scope="session")
+def tiny_llama_dir(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A tiny random float32 Llama as a Hugging Face folder: weights, config, tokenizer.json, generation_config."""
+    return str(build_tiny_llama(tmp_path_factory.mktemp("tiny_llama")))
+
+
+@pytest.fixture(scope="session")
+def smollm2_gguf() -> str:
+    """The path of SmolLM2-135M-Instruct in GGUF, fetched into the user's cache if it is not there."""
+    from corespan.engine.model_source import resolve_model
+
+    return str(Path(resolve_model("smollm2-135m").path))
+
+
+@pytest.fixture(params=["inproc", "sync_mp", "async_mp"], scope="session")
+def client_kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="session")
+def runner(client_kind: str, tiny_llama_dir: str) -> Iterator[Any]:
+    """The tiny model behind each client in turn, shared by every test of the session: leave nothing running."""
+    from clients import SMALL_ENGINE, Runner
+
+    runner = Runner(client_kind, model=tiny_llama_dir, **SMALL_ENGINE)
+    yield runner
+    runner.shutdown()
+
+
+@pytest.fixture
+def make_runner(client_kind: str, tiny_llama_dir: str) -> Iterator[Callable[..., Any]]:
+    """Builds further engines over the current client, with other arguments; all are shut down after the test."""
+    from clients import SMALL_ENGINE, Runner
+
+    runners = []
+
+    def make(**engine_args: Any) -> Runner:
+        runners.append(Runner(client_kind, **{"model": tiny_llama_dir, **SMALL_ENGINE, **engine_args}))
+        return runners[-1]
+
+    yield make
+    for runner in runners:
+        runner.shutdown()
+
+
+@pytest.fixture
+def make_llm(tiny_llama_dir: str) -> Iterator[Callable[..., Any]]:
+    """Builds LLMs: the tiny model in process unless told otherwise; all are shut down after the test."""
+    from clients import SMALL_ENGINE, multiprocessing_flag
+
+    from corespan import LLM
+
+    llms = []
+
+    def make(*, multiprocess: bool = False, **engine_args: Any) -> LLM:
+        with multiprocessing_flag(multiprocess):
+            llms.append(LLM(**{"model": tiny_llama_dir, **SMALL_ENGINE, **engine_args}))
+        return llms[-1]
+
+    yield make
+    for llm in llms:
+        llm.shutdown()
