@@ -7,7 +7,7 @@ typed, checks every claim a frame makes, and executes nothing: whatever does not
 import math
 from collections.abc import Sequence
 from types import BuiltinFunctionType, FunctionType, MethodType
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import msgspec
 import numpy as np
@@ -15,6 +15,7 @@ import numpy as np
 from . import envs
 from .errors import ProtocolError
 
+T = TypeVar("T")
 Buffer = bytes | bytearray | memoryview
 
 EXT_ARRAY = 1
@@ -84,7 +85,7 @@ class MsgpackEncoder:
         return msgspec.msgpack.Ext(EXT_ARRAY, msgspec.msgpack.encode(header))
 
 
-class MsgpackDecoder[T]:
+class MsgpackDecoder(Generic[T]):
     """Turns frames back into a `message_type`. Arrays are read-only views of their frames. Not thread-safe."""
 
     def __init__(self, message_type: type[T]) -> None:
