@@ -1,0 +1,431 @@
+"""What a request asks for: `SamplingParams` and its parts. Built by callers, completed by the input processor, obeyed
+by the core.
+
+Every value is checked at construction; limits that depend on the model are checked by `SamplingParams.verify` before
+the request is sent.
+"""
+
+import copy
+import enum
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import msgspec
+
+from . import envs
+from .config import ModelConfig
+from .errors import VLLMValidationError
+from .param_checks import (
+    MAX_SEED,
+    MIN_SEED,
+    as_bool,
+    as_finite_float,
+    as_int,
+    below_vocab,
+    float_in,
+    int_at_least,
+    reject,
+    text_list,
+    token_id_list,
+)
+
+GREEDY_TEMPERATURE = 1e-5
+"""Below this temperature the most likely token is taken outright; from here on the sampler draws."""
+
+MAX_LOGPROB_TOKEN_IDS = 128
+
+
+class RequestOutputKind(enum.IntEnum):
+    """What each output of a stream holds."""
+
+    CUMULATIVE = 0  # everything so far
+    DELTA = 1  # what is new
+    FINAL_ONLY = 2  # one output, at the end
+
+
+class SamplingType(enum.IntEnum):
+    GREEDY = 0
+    RANDOM = 1
+    RANDOM_SEED = 2
+
+
+class SupportsEncode(Protocol):
+    """The part of a tokenizer that `update_bad_words` needs."""
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
+
+
+class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, repr_omit_defaults=True):
+    """A constraint on the text of the answer. Exactly one of the first six is given.
+
+    json: a JSON schema, as text or as data; regex: the whole answer matches; choice: the answer is one of these;
+    grammar: Lark or EBNF text; json_object=True: any JSON object; structural_tag: JSON text, schemas between tags.
+    The whitespace options and disable_additional_properties apply to json (and whitespace to json_object).
+    """
+
+    json: str | dict[str, Any] | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: str | None = None
+    disable_any_whitespace: bool = False
+    disable_additional_properties: bool = False
+    whitespace_pattern: str | None = None
+
+    KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+
+    def __post_init__(self) -> None:
+        given = [kind for kind in self.KINDS if getattr(self, kind) is not None]
+        if len(given) != 1:
+            reject("structured_outputs", given, f"exactly one of {', '.join(self.KINDS)}")
+        if self.json is not None and not isinstance(self.json, (str, dict)):
+            reject("structured_outputs.json", self.json, "a JSON schema as text or as a dict")
+        for name in ("json", "regex", "grammar", "structural_tag", "whitespace_pattern"):
+            text = getattr(self, name)
+            if isinstance(text, str) and (name in ("json", "grammar", "structural_tag")) and not text.strip():
+                reject(f"structured_outputs.{name}", text, "a non-blank string")
+            if text is not None and name != "json" and not isinstance(text, str):
+                reject(f"structured_outputs.{name}", text, "a string")
+        if self.choice is not None:
+            self.choice = text_list("structured_outputs.choice", self.choice)
+            if not self.choice:
+                reject("structured_outputs.choice", self.choice, "a non-empty list of strings")
+        if self.json_object is not None and self.json_object is not True:
+            reject("structured_outputs.json_object", self.json_object, "True")
+        as_bool("structured_outputs.disable_any_whitespace", self.disable_any_whitespace)
+        as_bool("structured_outputs.disable_additional_properties", self.disable_additional_properties)
+        if self.disable_any_whitespace and self.whitespace_pattern is not None:
+            reject("structured_outputs.whitespace_pattern", self.whitespace_pattern, "None with disable_any_whitespace")
+
+
+class SamplingParams(msgspec.Struct, omit_defaults=True, repr_omit_defaults=True, dict=True):
+    """How one request is sampled, when it stops and what it returns. Field names and defaults are vLLM's.
+
+    A `temperature` below 1e-5 means greedy, and then `top_p`, `top_k` and `min_p` are set to their neutral values;
+    any other temperature is used exactly as given. `logprobs` and `prompt_logprobs` of -1 mean the whole vocabulary.
+    `truncate_prompt_tokens` keeps the last k tokens of the prompt, -1: as many as the model can take.
+    """
+
+    n: int = 1
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0  # 0 and -1: off
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool = False
+    max_tokens: int | None = 16  # None: as many as max_model_len leaves room for
+    min_tokens: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    logprob_token_ids: list[int] | None = None
+    flat_logprobs: bool = False
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+    skip_clone: bool = False
+    output_text_buffer_length: int = 0  # characters held back from a stream, for a stop string may begin there
+    _eos_token_id: int | None = None
+    _all_stop_token_ids: set[int] = msgspec.field(default_factory=set)
+    structured_outputs: StructuredOutputsParams | None = None
+    logit_bias: dict[int, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    extra_args: dict[str, Any] | None = None
+    bad_words: list[str] | None = None
+    _bad_words_token_ids: list[list[int]] | None = None
+    skip_reading_prefix_cache: bool | None = None
+    truncate_prompt_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check and normalise. Runs again, without effect, when the params are decoded in the core."""
+        self._check_numbers()
+        self._check_lengths()
+        self._check_logprobs()
+        self._check_tokens_and_texts()
+        self._check_switches()
+        if self.temperature < GREEDY_TEMPERATURE:
+            self.top_p, self.top_k, self.min_p = 1.0, 0, 0.0
+            if self.n > 1:
+                reject("n", self.n, "1 with greedy sampling (temperature 0)")
+        if self.skip_reading_prefix_cache is None:
+            self.skip_reading_prefix_cache = self.prompt_logprobs is not None
+
+    def _check_numbers(self) -> None:
+        most = envs.VLLM_MAX_N_SEQUENCES
+        legal = f"an integer in [1, {most}]"
+        self.n = as_int("n", self.n, legal)
+        if not 1 <= self.n <= most:
+            reject("n", self.n, legal)
+        self.presence_penalty = float_in("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        self.frequency_penalty = float_in("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        legal = "a finite number greater than 0"
+        self.repetition_penalty = as_finite_float("repetition_penalty", self.repetition_penalty, legal)
+        if self.repetition_penalty <= 0:
+            reject("repetition_penalty", self.repetition_penalty, legal)
+        self.temperature = float_in("temperature", self.temperature, 0.0, 2.0)
+        self.top_p = float_in("top_p", self.top_p, 0.0, 1.0, low_open=True)
+        if isinstance(self.top_k, bool) or not hasattr(self.top_k, "__index__"):
+            raise TypeError(f"top_k must be an integer, got {self.top_k!r} of type {type(self.top_k).__name__}")
+        self.top_k = int_at_least("top_k", self.top_k, -1, "0 or -1 (off) or an integer of at least 1")
+        self.min_p = float_in("min_p", self.min_p, 0.0, 1.0)
+        if self.seed is not None:
+            legal = "None or a signed 64-bit integer"
+            self.seed = as_int("seed", self.seed, legal)
+            if not MIN_SEED <= self.seed <= MAX_SEED:
+                reject("seed", self.seed, legal)
+            if self.seed == -1:
+                self.seed = None
+
+    def _check_lengths(self) -> None:
+        if self.max_tokens is not None:
+            self.max_tokens = int_at_least("max_tokens", self.max_tokens, 1, "None or an integer of at least 1")
+        self.min_tokens = int_at_least("min_tokens", self.min_tokens, 0)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            reject("min_tokens", self.min_tokens, f"at most max_tokens ({self.max_tokens})")
+        if self.truncate_prompt_tokens is not None:
+            legal = "None, -1 (as the model allows) or an integer of at least 1"
+            self.truncate_prompt_tokens = int_at_least("truncate_prompt_tokens", self.truncate_prompt_tokens, -1, legal)
+            if self.truncate_prompt_tokens == 0:
+                reject("truncate_prompt_tokens", 0, legal)
+
+    def _check_logprobs(self) -> None:
+        self.logprobs = _logprob_count("logprobs", self.logprobs)
+        self.prompt_logprobs = _logprob_count("prompt_logprobs", self.prompt_logprobs)
+        if self.logprob_token_ids is not None:
+            self.logprob_token_ids = token_id_list("logprob_token_ids", self.logprob_token_ids)
+            count = len(self.logprob_token_ids)
+            if not 1 <= count <= MAX_LOGPROB_TOKEN_IDS:
+                reject("logprob_token_ids", self.logprob_token_ids, f"1..{MAX_LOGPROB_TOKEN_IDS} token ids")
+            if self.logprobs is not None and self.logprobs != count:
+                reject("logprobs", self.logprobs, f"None or the number of logprob_token_ids ({count})")
+
+    def _check_tokens_and_texts(self) -> None:
+        self.stop = [] if self.stop is None else text_list("stop", self.stop)
+        self.stop_token_ids = (
+            [] if self.stop_token_ids is None else token_id_list("stop_token_ids", self.stop_token_ids)
+        )
+        self._all_stop_token_ids.update(self.stop_token_ids)
+        self.bad_words = [] if self.bad_words is None else text_list("bad_words", self.bad_words)
+        if self.logit_bias is not None:
+            self.logit_bias = _checked_logit_bias(self.logit_bias)
+        if self.allowed_token_ids is not None:
+            self.allowed_token_ids = token_id_list("allowed_token_ids", self.allowed_token_ids)
+            if not self.allowed_token_ids:
+                reject("allowed_token_ids", [], "None or a non-empty list of token ids")
+
+    def _check_switches(self) -> None:
+        for name in _SWITCHES:
+            as_bool(name, getattr(self, name))
+        if self.stop and not self.detokenize:
+            reject("detokenize", False, "True when stop strings are given, since they are found in the text")
+        if type(self.output_kind) is not RequestOutputKind:
+            legal = "a RequestOutputKind"
+            try:
+                self.output_kind = RequestOutputKind(as_int("output_kind", self.output_kind, legal))
+            except ValueError:
+                reject("output_kind", self.output_kind, legal)
+        if self.structured_outputs is not None and not isinstance(self.structured_outputs, StructuredOutputsParams):
+            reject("structured_outputs", self.structured_outputs, "a StructuredOutputsParams")
+        if self.extra_args is not None and not isinstance(self.extra_args, dict):
+            reject("extra_args", self.extra_args, "None or a dict")
+        if self.skip_reading_prefix_cache is not None:
+            as_bool("skip_reading_prefix_cache", self.skip_reading_prefix_cache)
+        if self.stop and not self.include_stop_str_in_output:
+            self.output_text_buffer_length = max(map(len, self.stop)) - 1
+
+    @staticmethod
+    def from_optional(
+        *,
+        n: int | None = None,
+        presence_penalty: float | None = None,
+        frequency_penalty: float | None = None,
+        repetition_penalty: float | None = None,
+        temperature: float | None = None,
+        top_p: float | None = None,
+        logit_bias: Mapping[int, float] | Mapping[str, float] | None = None,
+        **fields: Any,
+    ) -> "SamplingParams":
+        """Build from optional values as HTTP requests have them: None means the default.
+
+        `logit_bias` keys may be text; its values are clamped to [-100, 100].
+        """
+        optional = {
+            "n": n,
+            "presence_penalty": presence_penalty,
+            "frequency_penalty": frequency_penalty,
+            "repetition_penalty": repetition_penalty,
+            "temperature": temperature,
+            "top_p": top_p,
+        }
+        fields.update((name, value) for name, value in optional.items() if value is not None)
+        if logit_bias is not None:
+            fields["logit_bias"] = _logit_bias_from_text(logit_bias)
+        return SamplingParams(**fields)
+
+    def clone(self) -> "SamplingParams":
+        """A copy that shares nothing mutable, or, with `skip_clone`, a shallow one."""
+        return copy.copy(self) if self.skip_clone else copy.deepcopy(self)
+
+    def update_from_generation_config(self, generation_config: Mapping[str, Any], eos_token_id: int | None) -> None:
+        """Take over the model's end tokens: `eos_token_id` is the tokenizer's, the config may list more.
+
+        The others become stop token ids. With `ignore_eos` none of them stops the request, but all stay masked while
+        `min_tokens` is not reached.
+        """
+        if not self.ignore_eos:
+            self._eos_token_id = eos_token_id
+        listed = generation_config.get("eos_token_id")
+        end_ids = {listed} if isinstance(listed, int) else set(listed or ())
+        if eos_token_id is not None:
+            self._all_stop_token_ids.add(eos_token_id)
+            end_ids.discard(eos_token_id)
+        self._all_stop_token_ids.update(end_ids)
+        if not self.ignore_eos:
+            known = self.stop_token_ids or []
+            self.stop_token_ids = [*known, *sorted(end_ids.difference(known))]
+
+    def update_bad_words(self, tokenizer: SupportsEncode | None, vocab_size: int | None = None) -> None:
+        """Encode the bad words, as they stand at the start of a text and behind a space.
+
+        Raises VLLMValidationError without a tokenizer, or when a word encodes to nothing or outside the vocabulary.
+        """
+        if not self.bad_words:
+            return
+        if tokenizer is None:
+            reject("bad_words", self.bad_words, "empty when the engine has no tokenizer")
+        self._bad_words_token_ids = []
+        for word in self.bad_words:
+            bare = tokenizer.encode(word.lstrip() or word, add_special_tokens=False)
+            spaced = tokenizer.encode(" " + word.lstrip(), add_special_tokens=False)
+            if not bare:
+                reject("bad_words", word, "text that the tokenizer encodes to at least one token")
+            variants = [bare]
+            if len(spaced) == len(bare) and spaced[0] != bare[0]:
+                variants.append(spaced)
+            for token_ids in variants:
+                if vocab_size is not None:
+                    below_vocab("bad_words", token_ids, vocab_size)
+                self._bad_words_token_ids.append(list(token_ids))
+
+    def verify(self, model_config: ModelConfig, tokenizer_len: int | None = None) -> None:
+        """Check what depends on the model. `tokenizer_len`: number of ids the tokenizer knows.
+
+        Raises VLLMValidationError, a ValueError.
+        """
+        vocab_size = model_config.vocab_size
+        for name in ("logprobs", "prompt_logprobs"):
+            _check_logprob_limit(name, getattr(self, name), model_config.max_logprobs, vocab_size)
+        below_vocab("logit_bias", self.logit_bias or (), vocab_size)
+        below_vocab("stop_token_ids", self.stop_token_ids or (), vocab_size)
+        below_vocab("logprob_token_ids", self.logprob_token_ids or (), vocab_size)
+        known = vocab_size if tokenizer_len is None else min(vocab_size, tokenizer_len)
+        below_vocab("allowed_token_ids", self.allowed_token_ids or (), known)
+
+    @property
+    def sampling_type(self) -> SamplingType:
+        if self.temperature < GREEDY_TEMPERATURE:
+            return SamplingType.GREEDY
+        return SamplingType.RANDOM if self.seed is None else SamplingType.RANDOM_SEED
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """How many logprobs come with each token besides its own; -1: the whole vocabulary; None: none at all."""
+        if self.logprob_token_ids is not None:
+            return len(self.logprob_token_ids)
+        return self.logprobs
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """The token that ends the request by itself; None with `ignore_eos`."""
+        return self._eos_token_id
+
+    @property
+    def all_stop_token_ids(self) -> set[int]:
+        """Every token that must not be drawn before `min_tokens` are there."""
+        return self._all_stop_token_ids
+
+    @property
+    def bad_words_token_ids(self) -> list[list[int]] | None:
+        return self._bad_words_token_ids
+
+
+_SWITCHES = (
+    "ignore_eos",
+    "flat_logprobs",
+    "detokenize",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "include_stop_str_in_output",
+    "skip_clone",
+)
+
+
+class BeamSearchParams(msgspec.Struct, omit_defaults=True, repr_omit_defaults=True):
+    """How a beam search runs; `length_penalty` is the exponent of the length a beam's score is divided by."""
+
+    beam_width: int
+    max_tokens: int
+    ignore_eos: bool = False
+    temperature: float = 0.0
+    length_penalty: float = 1.0
+    include_stop_str_in_output: bool = False
+
+    def __post_init__(self) -> None:
+        self.beam_width = int_at_least("beam_width", self.beam_width, 1)
+        self.max_tokens = int_at_least("max_tokens", self.max_tokens, 1)
+        self.temperature = float_in("temperature", self.temperature, 0.0, 2.0)
+        self.length_penalty = as_finite_float("length_penalty", self.length_penalty, "a finite number")
+        as_bool("ignore_eos", self.ignore_eos)
+        as_bool("include_stop_str_in_output", self.include_stop_str_in_output)
+
+
+def _logprob_count(field: str, value: object) -> int | None:
+    """True stands for 1 and False for none, as in OpenAI's chat requests."""
+    if value is None or value is False:
+        return None
+    if value is True:
+        return 1
+    return int_at_least(field, value, -1, "None, -1 (the whole vocabulary) or an integer of at least 0")
+
+
+def _check_logprob_limit(field: str, count: int | None, max_logprobs: int, vocab_size: int) -> None:
+    limit = vocab_size if max_logprobs == -1 else min(max_logprobs, vocab_size)
+    if count is not None and (vocab_size if count == -1 else count) > limit:
+        reject(field, count, f"at most {limit} (max_logprobs)")
+
+
+def _checked_logit_bias(value: object) -> dict[int, float]:
+    legal = "a dict from token ids (integers of at least 0) to finite numbers"
+    if not isinstance(value, Mapping):
+        reject("logit_bias", value, legal)
+    return {
+        int_at_least("logit_bias", token_id, 0, legal): as_finite_float("logit_bias", bias, legal)
+        for token_id, bias in value.items()
+    }
+
+
+def _logit_bias_from_text(value: Mapping[Any, Any]) -> dict[int, float]:
+    if not isinstance(value, Mapping):
+        reject("logit_bias", value, "a dict from token ids to numbers")
+    bad_keys = [key for key in value if isinstance(key, bool) or not _is_integer_text(key)]
+    if bad_keys:
+        raise VLLMValidationError(
+            f"logit_bias must have token ids as keys, got {bad_keys}", parameter="logit_bias", value=bad_keys
+        )
+    biases = ((int(key), as_finite_float("logit_bias", bias, "finite numbers")) for key, bias in value.items())
+    return {token_id: min(100.0, max(-100.0, bias)) for token_id, bias in biases}
+
+
+def _is_integer_text(key: object) -> bool:
+    try:
+        int(str(key))
+    except ValueError:
+        return False
+    return True
