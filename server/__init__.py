@@ -1,0 +1,1 @@
+"""What faces the outside: the command line and its interactive chat."""

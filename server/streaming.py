@@ -1,0 +1,52 @@
+"""One completion, piece by piece, from a sync engine: what `generate` and `chat` print. Knows how to be interrupted."""
+
+import itertools
+import signal
+from collections.abc import Iterator
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    from ..engine.llm_engine import LLMEngine
+    from ..protocol.params import SamplingParams
+
+_request_numbers = itertools.count()
+
+
+class Interruption:
+    """While entered, Ctrl-C only sets `requested`; a second Ctrl-C raises KeyboardInterrupt as usual."""
+
+    def __init__(self) -> None:
+        self.requested = False
+
+    def __enter__(self) -> Self:
+        self._previous = signal.signal(signal.SIGINT, self._note)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        signal.signal(signal.SIGINT, self._previous)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.requested:
+            raise KeyboardInterrupt
+        self.requested = True
+
+
+def stream_text(
+    engine: "LLMEngine", prompt: Any, params: "SamplingParams", interruption: Interruption | None = None
+) -> Iterator[str]:
+    """Yields the completion's text as it grows; aborts it when interrupted or when the caller stops reading.
+
+    `params.output_kind` must be DELTA. Raises ValueError for a prompt that does not fit, EngineDeadError.
+    """
+    request_id = f"text-{next(_request_numbers)}"
+    engine.add_request(request_id, prompt, params)
+    try:
+        while engine.has_unfinished_requests():
+            for output in engine.step():
+                yield output.outputs[0].text
+            if interruption is not None and interruption.requested:
+                return
+    finally:
+        if engine.has_unfinished_requests():
+            engine.abort_request([request_id])
