@@ -86,7 +86,7 @@ class MsgpackEncoder:
 
 
 class MsgpackDecoder(Generic[T]):
-    """Turns frames back into a `message_type`. Arrays are read-only views of their frames. Not thread-safe."""
+    """Turns frames back into a `message_type`. Arrays are views of their frames. Not thread-safe."""
 
     def __init__(self, message_type: type[T]) -> None:
         self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(

@@ -71,11 +71,12 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, omit_defaults=True, gc=F
 
 
 class UtilityOutput(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
-    """The answer to a `UtilityRequest`: a result, or the text of what went wrong."""
+    """The answer to a `UtilityRequest`: a result, or the text of what went wrong and its exception's class name."""
 
     call_id: int
     failure_message: str | None = None
     result: object = None
+    failure_type: str = "RuntimeError"
 
 
 class PrefixCacheStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
@@ -116,9 +117,14 @@ class HandshakeHello(msgspec.Struct, tag="HELLO"):
 
 
 class HandshakeInit(msgspec.Struct, tag="INIT"):
-    """launcher -> core: everything the core needs. One input and one output address per client."""
+    """launcher -> core: everything the core needs. One input and one output address per client.
+
+    `socket_dir` holds the ipc sockets; a core that outlives its parent removes it.
+    """
 
     config: bytes  # VllmConfig, msgpack
+    engine_index: int
+    socket_dir: str
     input_addresses: list[str]
     output_addresses: list[str]
     executor_class: str  # "package.module:Class"
@@ -128,6 +134,7 @@ class HandshakeInit(msgspec.Struct, tag="INIT"):
 class HandshakeReady(msgspec.Struct, tag="READY"):
     """core -> launcher and clients: the model is loaded; the figures are final."""
 
+    pid: int
     max_model_len: int
     num_gpu_blocks: int
     block_size: int
@@ -135,8 +142,20 @@ class HandshakeReady(msgspec.Struct, tag="READY"):
 
 
 class HandshakeFailed(msgspec.Struct, tag="FAILED"):
-    """core -> launcher: start-up failed; `error_type` is the exception's class name, `traceback` its text."""
+    """core -> launcher: start-up failed, or a running core is about to exit.
+
+    `error_type` is the exception's class name, `traceback` its text.
+    """
 
     error_type: str
     message: str
     traceback: str
+
+
+class HandshakeShutdown(msgspec.Struct, tag="SHUTDOWN"):
+    """launcher -> core: leave, once everything in flight has finished or `drain_timeout` seconds are over."""
+
+    drain_timeout: float
+
+
+HandshakeMessage = HandshakeHello | HandshakeInit | HandshakeReady | HandshakeFailed | HandshakeShutdown

@@ -1,0 +1,168 @@
+"""The shell's handle on an engine core: what every client offers, and the choice of the client."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, overload
+
+from ..protocol.config import VllmConfig
+from ..protocol.errors import EngineDeadError
+from ..protocol.outputs import EngineCoreOutputs
+from ..protocol.requests import EngineCoreRequest
+
+PauseMode = Literal["abort", "wait", "keep"]
+
+
+class EngineCoreClient(ABC):
+    """Utilities return a value from a sync client and an awaitable from an async one.
+
+    `vllm_config` holds the figures that the core settled on: `num_gpu_blocks`, `max_model_len`.
+    """
+
+    vllm_config: VllmConfig
+
+    @overload
+    @staticmethod
+    def make_client(
+        multiprocess_mode: bool,
+        asyncio_mode: Literal[False],
+        vllm_config: VllmConfig,
+        executor_class: str,
+        log_stats: bool,
+    ) -> "SyncEngineCoreClient": ...
+
+    @overload
+    @staticmethod
+    def make_client(
+        multiprocess_mode: bool,
+        asyncio_mode: Literal[True],
+        vllm_config: VllmConfig,
+        executor_class: str,
+        log_stats: bool,
+    ) -> "AsyncEngineCoreClient": ...
+
+    @staticmethod
+    def make_client(
+        multiprocess_mode: bool,
+        asyncio_mode: bool,
+        vllm_config: VllmConfig,
+        executor_class: str,
+        log_stats: bool,
+    ) -> "EngineCoreClient":
+        """A running core and the client that fits. `executor_class` is "package.module:Class".
+
+        Raises what the core's start raised, TimeoutError when it took longer than VLLM_ENGINE_READY_TIMEOUT_S, and
+        NotImplementedError for asyncio in process.
+        """
+        if not multiprocess_mode:
+            if asyncio_mode:
+                raise NotImplementedError("asyncio needs the core in a process of its own: multiprocess_mode=True")
+            from .inproc import InprocClient
+
+            return InprocClient(vllm_config, executor_class, log_stats)
+        if asyncio_mode:
+            from .async_mp import AsyncMPClient
+
+            return AsyncMPClient(vllm_config, executor_class, log_stats)
+        from .sync_mp import SyncMPClient
+
+        return SyncMPClient(vllm_config, executor_class, log_stats)
+
+    @abstractmethod
+    def call_utility(self, method: str, *args: object) -> Any:
+        """Calls one of the core's utilities.
+
+        Raises EngineDeadError when the core is dead or dies meanwhile, else what the call itself raised (an exception
+        of the same built-in type, or RuntimeError).
+        """
+
+    @property
+    @abstractmethod
+    def engine_dead(self) -> bool:
+        """Whether the core is gone, shut down or dead. Notices a death even when nothing is being waited for."""
+
+    @abstractmethod
+    def dead_error(self) -> EngineDeadError:
+        """A new exception that says why the core is gone."""
+
+    @abstractmethod
+    def shutdown(self, timeout: float | None = None) -> None:
+        """Ends the core; repeated calls do nothing. Requests in flight get `timeout` seconds to finish (None: the
+        configured `shutdown_timeout`), the rest are aborted.
+        """
+
+    def get_supported_tasks(self) -> Any:
+        return self.call_utility("get_supported_tasks")
+
+    def get_request_counts(self) -> Any:
+        """How many requests are [running, waiting] in the core."""
+        return self.call_utility("get_request_counts")
+
+    def reset_prefix_cache(self, reset_running_requests: bool = False) -> Any:
+        """Whether the cache could be emptied: blocks in use stand in the way unless running requests are preempted."""
+        return self.call_utility("reset_prefix_cache", reset_running_requests)
+
+    def pause_scheduler(self, mode: PauseMode = "abort", clear_cache: bool = True) -> Any:
+        """Stops scheduling. What is in flight is aborted, waited for, or kept frozen; new requests queue."""
+        return self.call_utility("pause_scheduler", mode, clear_cache)
+
+    def resume_scheduler(self) -> Any:
+        return self.call_utility("resume_scheduler")
+
+    def is_scheduler_paused(self) -> Any:
+        return self.call_utility("is_scheduler_paused")
+
+    def sleep(self, level: int = 1, mode: PauseMode = "abort") -> Any:
+        """Pauses (level 0), gives the KV cache's memory back too (1), and the weights' (2)."""
+        return self.call_utility("sleep", level, mode)
+
+    def wake_up(self, tags: Sequence[str] | None = None) -> Any:
+        """Undoes `sleep`, or the parts of it that `tags` names: "weights", "kv_cache", "scheduling"."""
+        return self.call_utility("wake_up", None if tags is None else list(tags))
+
+    def is_sleeping(self) -> Any:
+        return self.call_utility("is_sleeping")
+
+    def profile(self, is_start: bool = True, profile_prefix: str | None = None) -> Any:
+        return self.call_utility("profile", is_start, profile_prefix)
+
+    def collective_rpc(
+        self,
+        method: str | Callable[..., Any],
+        timeout: float | None = None,
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> Any:
+        """Calls a worker's method on every worker; the list of their results."""
+        return self.call_utility("collective_rpc", method, timeout, list(args), dict(kwargs or {}))
+
+
+class SyncEngineCoreClient(EngineCoreClient):
+    """For callers that may block."""
+
+    @abstractmethod
+    def get_output(self) -> EngineCoreOutputs:
+        """The next outputs: in process by running a step, else by waiting for the core. Raises EngineDeadError."""
+
+    @abstractmethod
+    def add_request(self, request: EngineCoreRequest) -> None:
+        """Raises EngineDeadError. What goes wrong inside the core comes back as an output that ends the request."""
+
+    @abstractmethod
+    def abort_requests(self, request_ids: list[str]) -> None:
+        """Frees what the requests hold; no output follows. Unknown ids and a dead core are ignored."""
+
+
+class AsyncEngineCoreClient(EngineCoreClient):
+    """For asyncio. Usable from one event loop at a time, and from another once that one has stopped."""
+
+    @abstractmethod
+    async def get_output_async(self) -> EngineCoreOutputs:
+        """The next outputs. Raises EngineDeadError."""
+
+    @abstractmethod
+    async def add_request_async(self, request: EngineCoreRequest) -> None:
+        """Raises EngineDeadError. What goes wrong inside the core comes back as an output that ends the request."""
+
+    @abstractmethod
+    async def abort_requests_async(self, request_ids: list[str]) -> None:
+        """Frees what the requests hold; no output follows. Unknown ids and a dead core are ignored."""
