@@ -1,0 +1,53 @@
+"""corespan: a language-model inference engine split into a thin shell and a core that owns the model.
+
+Every name below is imported on first use, so that `import corespan` costs milliseconds and loads no torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_EXPORTS = {
+    "LLM": ".engine.llm",
+    "LLMEngine": ".engine.llm_engine",
+    "AsyncLLM": ".engine.async_llm",
+    "AsyncLLMEngine": ".engine.async_llm",
+    "StreamingInput": ".engine.async_llm",
+    "EngineArgs": ".engine.engine_args",
+    "AsyncEngineArgs": ".engine.engine_args",
+    "RequestOutput": ".engine.outputs",
+    "CompletionOutput": ".engine.outputs",
+    "SamplingParams": ".protocol.params",
+    "BeamSearchParams": ".protocol.params",
+    "RequestOutputKind": ".protocol.params",
+    "StructuredOutputsParams": ".protocol.params",
+    "EngineDeadError": ".protocol.errors",
+    "EngineGenerateError": ".protocol.errors",
+    "VLLMValidationError": ".protocol.errors",
+}
+
+__all__ = ["__version__", *_EXPORTS]
+
+
+def __getattr__(name: str) -> Any:
+    module = _EXPORTS.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(module, __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_EXPORTS])
+
+
+if TYPE_CHECKING:
+    from .engine.async_llm import AsyncLLM, AsyncLLMEngine, StreamingInput
+    from .engine.engine_args import AsyncEngineArgs, EngineArgs
+    from .engine.llm import LLM
+    from .engine.llm_engine import LLMEngine
+    from .engine.outputs import CompletionOutput, RequestOutput
+    from .protocol.errors import EngineDeadError, EngineGenerateError, VLLMValidationError
+    from .protocol.params import BeamSearchParams, RequestOutputKind, SamplingParams, StructuredOutputsParams

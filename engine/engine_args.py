@@ -1,0 +1,284 @@
+"""`EngineArgs`: every option of an engine in one flat dataclass, and their way into a checked `VllmConfig`.
+
+`LLM`, `LLMEngine.from_engine_args`, `AsyncLLM.from_engine_args` and the command line build engines from it.
+"""
+
+import enum
+import json
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..protocol import envs
+from ..protocol.config import (
+    CacheConfig,
+    ModelConfig,
+    ObservabilityConfig,
+    ParallelConfig,
+    SchedulerConfig,
+    VllmConfig,
+)
+from ..protocol.param_checks import as_int, float_in, int_at_least, reject
+from .model_source import ModelFiles, resolve_model
+
+DEFAULT_MODEL = "smollm2-135m"
+AUTO = -1
+"""As `max_model_len`: the model's own limit, or less where the KV cache is too small for it."""
+
+_DTYPES = {
+    "bfloat16": "bfloat16",
+    "float16": "float16",
+    "half": "float16",
+    "float32": "float32",
+    "float": "float32",
+}
+_LENGTH_KEYS = (
+    "max_position_embeddings",
+    "n_positions",
+    "max_seq_len",
+    "seq_length",
+    "model_max_length",
+    "max_sequence_length",
+    "max_seq_length",
+)
+_SUFFIXES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
+_END_TOKENS = ("eos_token_id", "bos_token_id", "pad_token_id")
+_LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits")
+
+
+class UsageContext(enum.Enum):
+    """Who builds the engine. Decides the batch limits where none are given."""
+
+    LLM_CLASS = "LLM_CLASS"
+    OPENAI_API_SERVER = "OPENAI_API_SERVER"
+    ENGINE_CONTEXT = "ENGINE_CONTEXT"
+
+
+_BATCH_DEFAULTS = {  # tokens a step, requests at once
+    UsageContext.LLM_CLASS: (4096, 256),
+    UsageContext.OPENAI_API_SERVER: (2048, 128),
+    UsageContext.ENGINE_CONTEXT: (2048, 128),
+}
+
+
+@dataclass
+class EngineArgs:
+    """An engine's options under vLLM's names. `create_engine_config` checks them; None means "work it out"."""
+
+    model: str = DEFAULT_MODEL
+    served_model_name: str | None = None
+    tokenizer: str | None = None  # a folder or hub id, where it is not the model's own
+    skip_tokenizer_init: bool = False  # token ids in, token ids out
+    trust_remote_code: bool = False
+    revision: str | None = None
+    tokenizer_revision: str | None = None
+    hf_overrides: dict[str, Any] = field(default_factory=dict)  # replaces entries of the model's config.json
+    dtype: str = "auto"
+    quantization: str | None = None
+    seed: int = 0
+    max_model_len: int | str | None = None  # also "32k" (32,000), "32K" (32,768); -1 or "auto": what the memory holds
+    max_logprobs: int = 20  # -1: no limit
+    logprobs_mode: str = "raw_logprobs"
+    logits_processors: list[str] = field(default_factory=list)  # "package.module:Class"
+    enable_prompt_embeds: bool = False
+    generation_config: str = "auto"  # "auto": the model's own; "vllm": none; else a folder
+    override_generation_config: dict[str, Any] = field(default_factory=dict)
+    block_size: int | None = None
+    gpu_memory_utilization: float = 0.92
+    kv_cache_memory_bytes: int | None = None
+    num_gpu_blocks_override: int | None = None
+    enable_prefix_caching: bool | None = None
+    enable_chunked_prefill: bool | None = None
+    max_num_batched_tokens: int | None = None
+    max_num_seqs: int | None = None
+    long_prefill_token_threshold: int = 0  # 0: off
+    scheduling_policy: str = "fcfs"
+    stream_interval: int = 1
+    disable_log_stats: bool = False
+    engine_restart: int = 0
+    shutdown_timeout: float = 0.0
+    step_timeout: float | None = None
+    otlp_traces_endpoint: str | None = None
+
+    def create_engine_config(self, usage_context: UsageContext = UsageContext.ENGINE_CONTEXT) -> VllmConfig:
+        """The checked configuration; a model that is not on disk is fetched first.
+
+        Raises ValueError naming field, value and legal range; FileNotFoundError for a model path that does not exist.
+        """
+        self._check_choices()
+        needs_tokenizer = not self.skip_tokenizer_init and self.tokenizer is None
+        files = resolve_model(self.model, self.revision, with_tokenizer=needs_tokenizer)
+        hf_config = {**files.hf_config, **self.hf_overrides}
+        if not isinstance(hf_config.get("vocab_size"), int):
+            raise ValueError(f"the configuration of {files.path} has no vocab_size; is it a language model?")
+        max_model_len = self._max_model_len(hf_config)
+        return VllmConfig(
+            model_config=self._model_config(files, hf_config, max_model_len),
+            cache_config=self._cache_config(),
+            scheduler_config=self._scheduler_config(usage_context, max_model_len),
+            parallel_config=self._parallel_config(),
+            observability_config=ObservabilityConfig(otlp_traces_endpoint=self.otlp_traces_endpoint),
+        )
+
+    def _check_choices(self) -> None:
+        choices = {
+            "logprobs_mode": _LOGPROBS_MODES,
+            "scheduling_policy": ("fcfs", "priority"),
+            "quantization": (None, "int8", "gguf"),
+        }
+        for name, legal in choices.items():
+            if getattr(self, name) not in legal:
+                reject(name, getattr(self, name), f"one of {', '.join(map(repr, legal))}")
+        int_at_least("max_logprobs", self.max_logprobs, -1)
+
+    def _model_config(self, files: ModelFiles, hf_config: dict[str, Any], max_model_len: int) -> ModelConfig:
+        return ModelConfig(
+            model=files.path,
+            served_model_name=self.served_model_name or self.model,
+            tokenizer=self._tokenizer_folder(files),
+            hf_config=hf_config,
+            generation_config=self._generation_config(files),
+            dtype=resolve_dtype(self.dtype, hf_config),
+            quantization=self.quantization,
+            max_model_len=max_model_len,
+            seed=as_int("seed", self.seed, "an integer"),
+            max_logprobs=self.max_logprobs,
+            logprobs_mode=self.logprobs_mode,
+            logits_processors=list(self.logits_processors),
+            enable_prompt_embeds=self.enable_prompt_embeds,
+            trust_remote_code=self.trust_remote_code,
+        )
+
+    def _tokenizer_folder(self, files: ModelFiles) -> str | None:
+        if self.skip_tokenizer_init:
+            return None
+        if self.tokenizer is None:
+            return files.tokenizer_dir
+        if (folder := Path(self.tokenizer).expanduser()).is_dir():
+            return str(folder.resolve())
+        return resolve_model(self.tokenizer, self.tokenizer_revision).tokenizer_dir
+
+    def _generation_config(self, files: ModelFiles) -> dict[str, Any]:
+        """What ends a generation always comes from the model's own file; `generation_config` governs the rest."""
+        if self.generation_config == "auto":
+            config = files.generation_config
+        elif self.generation_config == "vllm":
+            config = {key: files.generation_config[key] for key in _END_TOKENS if key in files.generation_config}
+        else:
+            path = Path(self.generation_config) / "generation_config.json"
+            if not path.is_file():
+                reject("generation_config", self.generation_config, "'auto', 'vllm' or a folder with the file")
+            config = json.loads(path.read_text(encoding="utf-8"))
+        return {**config, **self.override_generation_config}
+
+    def _max_model_len(self, hf_config: dict[str, Any]) -> int:
+        limit = model_length_limit(hf_config)
+        asked = parse_max_model_len(self.max_model_len)
+        if asked is None or asked == AUTO:
+            return limit
+        if asked > limit and not envs.VLLM_ALLOW_LONG_MAX_MODEL_LEN:
+            raise ValueError(
+                f"max_model_len is {asked}, but the model was made for at most {limit} tokens; "
+                "set VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 to go beyond that all the same"
+            )
+        return asked
+
+    def _cache_config(self) -> CacheConfig:
+        for name in ("block_size", "kv_cache_memory_bytes", "num_gpu_blocks_override"):
+            if (value := getattr(self, name)) is not None:
+                int_at_least(name, value, 1)
+        return CacheConfig(
+            block_size=16 if self.block_size is None else self.block_size,
+            gpu_memory_utilization=float_in("gpu_memory_utilization", self.gpu_memory_utilization, 0, 1, low_open=True),
+            kv_cache_memory_bytes=self.kv_cache_memory_bytes,
+            num_gpu_blocks_override=self.num_gpu_blocks_override,
+            enable_prefix_caching=self.enable_prefix_caching is not False,
+        )
+
+    def _scheduler_config(self, usage_context: UsageContext, max_model_len: int) -> SchedulerConfig:
+        chunked = self.enable_chunked_prefill is not False
+        max_num_batched_tokens, max_num_seqs = self._batch_limits(usage_context, max_model_len, chunked)
+        return SchedulerConfig(
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_num_seqs=max_num_seqs,
+            max_model_len=max_model_len,
+            enable_chunked_prefill=chunked,
+            long_prefill_token_threshold=int_at_least(
+                "long_prefill_token_threshold", self.long_prefill_token_threshold, 0
+            ),
+            policy=self.scheduling_policy,
+            stream_interval=int_at_least("stream_interval", self.stream_interval, 1),
+        )
+
+    def _batch_limits(self, usage_context: UsageContext, max_model_len: int, chunked: bool) -> tuple[int, int]:
+        """(max_num_batched_tokens, max_num_seqs): as given, or defaults that fit each other and `max_model_len`."""
+        tokens, seqs = _BATCH_DEFAULTS[usage_context]
+        if self.max_num_seqs is not None:
+            seqs = int_at_least("max_num_seqs", self.max_num_seqs, 1)
+        if self.max_num_batched_tokens is not None:
+            tokens = int_at_least("max_num_batched_tokens", self.max_num_batched_tokens, 1)
+        else:
+            tokens = max(min(tokens, seqs * max_model_len), seqs)
+            if not chunked:
+                tokens = max(tokens, max_model_len)
+        return tokens, seqs if self.max_num_seqs is not None else min(seqs, tokens)
+
+    def _parallel_config(self) -> ParallelConfig:
+        for name in ("shutdown_timeout", "step_timeout"):
+            if (value := getattr(self, name)) is not None:
+                float_in(name, value, 0, float(2**31))
+        return ParallelConfig(
+            engine_restart=int_at_least("engine_restart", self.engine_restart, 0),
+            shutdown_timeout=self.shutdown_timeout,
+            step_timeout=self.step_timeout,
+        )
+
+
+@dataclass
+class AsyncEngineArgs(EngineArgs):
+    """EngineArgs for `AsyncLLM`."""
+
+    enable_log_requests: bool = False
+
+
+def parse_max_model_len(value: int | str | None) -> int | None:
+    """Tokens, `AUTO`, or None. Accepts 4096, "4096", "1k" (1,000), "1K" (1,024), "25.6k", -1 and "auto"."""
+    legal = "an integer of at least 1, a text such as '32k' or '32K', or -1 ('auto')"
+    if value is None or value == "auto":
+        return None if value is None else AUTO
+    if isinstance(value, str):
+        match = re.fullmatch(r"(-1|\d+(?:\.\d+)?)([kmgKMG]?)", value.strip())
+        if match is None:
+            reject("max_model_len", value, legal)
+        value = round(float(match[1]) * _SUFFIXES[match[2]])
+    length = as_int("max_model_len", value, legal)
+    if length != AUTO and length < 1:
+        reject("max_model_len", value, legal)
+    return length
+
+
+def model_length_limit(hf_config: dict[str, Any]) -> int:
+    """The longest sequence the model was made for, in tokens: its own figure, times the factor of linear scaling."""
+    limits = [int(hf_config[key]) for key in _LENGTH_KEYS if hf_config.get(key)]
+    if not limits:
+        return 2048
+    limit = min(limits)
+    rope = hf_config.get("rope_scaling") or hf_config.get("rope_parameters") or {}
+    if rope.get("rope_type", rope.get("type")) == "linear":
+        limit = int(limit * float(rope.get("factor", 1.0)))
+    return limit
+
+
+def resolve_dtype(dtype: object, hf_config: dict[str, Any]) -> str:
+    """The name of the type to compute in; `dtype` may also be a torch dtype.
+
+    "auto" is float32 for a float32 checkpoint, and bfloat16 for 16-bit and quantised ones.
+    """
+    name = str(dtype).removeprefix("torch.")
+    if name == "auto":
+        checkpoint = hf_config.get("dtype") or hf_config.get("torch_dtype") or "float32"
+        return "float32" if checkpoint in ("float32", "float") else "bfloat16"
+    if name not in _DTYPES:
+        reject("dtype", dtype, f"'auto' or one of {', '.join(_DTYPES)}")
+    return _DTYPES[name]
