@@ -4,9 +4,9 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from importlib.metadata import version
 from typing import TYPE_CHECKING
 
+from .. import __version__
 from ..engine.hub import DEFAULT_MODEL, SHORT_NAMES, ModelFetchError, pull
 from ..protocol.errors import EngineDeadError
 
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="corespan", description="Runs language models on this machine.")
-    parser.add_argument("--version", action="version", version=f"corespan {version('corespan')}")
+    parser.add_argument("--version", action="version", version=f"corespan {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
     command = commands.add_parser("pull", help="fetch a model into the cache", description=run_pull.__doc__)
@@ -79,7 +79,7 @@ def _add_engine_command(
     engine.add_argument("--model", default=DEFAULT_MODEL, help=MODEL_HELP)
     engine.add_argument("--revision", help="branch, tag or commit of a hub id")
     engine.add_argument("--dtype", default="auto", choices=["auto", "bfloat16", "float16", "float32"])
-    engine.add_argument("--max-model-len", type=int, metavar="N", help="tokens of prompt and completion [the model's]")
+    engine.add_argument("--max-model-len", metavar="N", help="tokens of prompt and completion, e.g. 4096 or 4K [the model's]")
     return command
 
 
