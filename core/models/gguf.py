@@ -5,6 +5,7 @@ import mmap
 import re
 import struct
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,6 +64,7 @@ class GGUFSource(TensorSource):
 
     def __init__(self, path: str) -> None:
         self.path = path
+        self._pool = ThreadPoolExecutor(torch.get_num_threads(), thread_name_prefix="gguf")
         with open(path, "rb") as file:
             try:
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
@@ -88,7 +90,7 @@ class GGUFSource(TensorSource):
     def read(self, name: str, dtype: torch.dtype) -> torch.Tensor:
         tensor = self.tensors[name]
         blocks = self._blocks(tensor)
-        values = dequantize(blocks, tensor.quant_type, dtype).view(tensor.shape)
+        values = dequantize(blocks, tensor.quant_type, dtype, self._pool).view(tensor.shape)
         return _split_halves(values, tensor.interleaved_heads) if tensor.interleaved_heads else values
 
     def _blocks(self, tensor: GGUFTensor) -> torch.Tensor:
@@ -99,6 +101,7 @@ class GGUFSource(TensorSource):
 
     def close(self) -> None:
         self._bytes = None
+        self._pool.shutdown()
 
 
 def _split_halves(values: torch.Tensor, num_heads: int) -> torch.Tensor:

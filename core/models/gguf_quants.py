@@ -2,25 +2,36 @@
 the `gguf` package, in torch so that every core takes part."""
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
 
 _SUPER_BLOCK = 256
-_PIECE = 1 << 17  # elements decoded at once
+_PIECE = 24576  # elements decoded at once, below the 32768 from which torch starts its threads
+_PIECES_A_TASK = 8
 
 
-def dequantize(blocks: torch.Tensor, quant_type: "QuantType", dtype: torch.dtype) -> torch.Tensor:
+def dequantize(
+    blocks: torch.Tensor, quant_type: "QuantType", dtype: torch.dtype, pool: ThreadPoolExecutor
+) -> torch.Tensor:
     """blocks: [num_blocks, quant_type.block_bytes] uint8. Returns [num_blocks, quant_type.block_size] of `dtype`.
 
-    Works in pieces whose temporaries stay in the processor's cache; fresh pages would cost more than the arithmetic.
+    Works in pieces, spread over the pool's threads. A piece is small enough that its temporaries stay in the cache and
+    that torch does not split its operations: thousands of parallel regions would crawl on a busy machine.
     """
     if quant_type.block_size == 1:
         return quant_type.decode(blocks).to(dtype)
     values = torch.empty(blocks.shape[0], quant_type.block_size, dtype=dtype)
     step = _PIECE // quant_type.block_size
-    for piece, target in zip(blocks.split(step), values.split(step), strict=True):
-        target.copy_(quant_type.decode(piece))
+
+    @torch.inference_mode()
+    def decode(start: int) -> None:
+        for at in range(start, min(start + _PIECES_A_TASK * step, blocks.shape[0]), step):
+            values[at : at + step] = quant_type.decode(blocks[at : at + step])
+
+    for _ in pool.map(decode, range(0, blocks.shape[0], _PIECES_A_TASK * step)):
+        pass
     return values
 
 
