@@ -55,7 +55,8 @@ class SchedulerOutput:
 class ModelRunnerOutput:
     """One token for every request whose tokens are all computed now; chunks of a longer prompt give none.
 
-    `logprobs` has a row per entry of `req_ids` (columns up to the largest k asked for; a request takes its first k + 1).
+    `logprobs` has a row per entry of `req_ids`, with columns up to the largest k asked for; a request takes its first
+    k + 1 of them.
     `prompt_logprobs`: for requests that asked, the prompt positions computed in this step (chunk by chunk).
     """
 

@@ -1,0 +1,237 @@
+"""A request as the scheduler sees it: its tokens, how many are computed, its blocks, and when it stops.
+
+Built from the shell's message in the core's input thread; from then on only the scheduler and the KV-cache manager,
+both in the busy loop, change it.
+"""
+
+import enum
+import sys
+import time
+from collections import deque
+
+import numpy as np
+
+from ...protocol.outputs import EngineCoreEvent, EventType, FinishReason, LogprobsArrays, PrefillStats
+from ...protocol.params import SamplingParams
+from ...protocol.requests import EngineCoreRequest
+from ..kv_cache.block_hash import BlockHasher
+from ..kv_cache.block_pool import KVCacheBlock
+
+
+class RequestStatus(enum.IntEnum):
+    """Where a request stands; everything above PREEMPTED is the end."""
+
+    WAITING = 0
+    WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR = 1
+    WAITING_FOR_STREAMING_REQ = 2  # its session is open and the next piece of prompt has not come
+    RUNNING = 3
+    PREEMPTED = 4
+    FINISHED_STOPPED = 5
+    FINISHED_LENGTH_CAPPED = 6
+    FINISHED_ABORTED = 7
+    FINISHED_ERROR = 8
+
+    @property
+    def is_finished(self) -> bool:
+        return self > RequestStatus.PREEMPTED
+
+
+FINISH_REASONS = {
+    RequestStatus.FINISHED_STOPPED: FinishReason.STOP,
+    RequestStatus.FINISHED_LENGTH_CAPPED: FinishReason.LENGTH,
+    RequestStatus.FINISHED_ABORTED: FinishReason.ABORT,
+    RequestStatus.FINISHED_ERROR: FinishReason.ERROR,
+}
+
+
+class Request:
+    """One generation request. `token_ids` holds prompt and output; the output starts at `num_prompt_tokens`.
+
+    `num_computed_tokens` counts tokens whose keys and values are in the cache, those of the step being planned
+    included. `structured_output_state` belongs to the structured-output manager.
+    """
+
+    __slots__ = (
+        "request_id",
+        "client_index",
+        "priority",
+        "arrival_time",
+        "arrival_order",
+        "noise_seed",
+        "cache_salt",
+        "prompt_embeds",
+        "resumable",
+        "pending_prompts",
+        "status",
+        "stop_reason",
+        "token_ids",
+        "num_prompt_tokens",
+        "num_computed_tokens",
+        "num_preemptions",
+        "blocks",
+        "num_cached_blocks",
+        "block_hashes",
+        "use_structured_output",
+        "structured_output_state",
+        "prefill_stats",
+        "events",
+        "prompt_logprobs",
+        "prompt_logprobs_sent",
+        "sampling_params",
+        "num_logprobs",
+        "skip_reading_prefix_cache",
+        "_block_hasher",
+        "_max_model_len",
+        "_eos_token_id",
+        "_stop_token_ids",
+        "_min_num_tokens",
+        "_max_num_tokens",
+    )
+
+    def __init__(self, request: EngineCoreRequest, block_hasher: BlockHasher | None = None) -> None:
+        self.request_id = request.request_id
+        self.client_index = request.client_index
+        self.priority = request.priority
+        self.arrival_time = request.arrival_time
+        self.arrival_order = 0  # given by the scheduler, unique
+        self.noise_seed = request.noise_seed
+        self.cache_salt = request.cache_salt
+        self.prompt_embeds = request.prompt_embeds
+        self.resumable = request.resumable
+        self.pending_prompts: deque[Request] = deque()  # of a streamed prompt; a non-resumable one ends it
+
+        self.status = RequestStatus.WAITING
+        self.stop_reason: int | str | None = None
+        self.token_ids = [*_prompt_token_ids(request), *request.output_token_ids]
+        self.num_prompt_tokens = len(self.token_ids) - len(request.output_token_ids)
+        self.num_computed_tokens = 0
+        self.num_preemptions = 0
+        self.blocks: list[KVCacheBlock] = []
+        self.num_cached_blocks = 0  # blocks, from the first, that were handed to the prefix cache
+        self.block_hashes: list[bytes] = []
+        self.structured_output_state: object = None
+        self.prefill_stats: PrefillStats | None = None
+        self.events: list[EngineCoreEvent] = []
+        self.prompt_logprobs: list[LogprobsArrays] = []  # chunks not sent yet
+        self.prompt_logprobs_sent = bool(request.output_token_ids)
+
+        self._block_hasher = block_hasher
+        self._max_model_len = sys.maxsize
+        self._set_sampling_params(request.sampling_params)
+        self.extend_block_hashes()
+
+    @classmethod
+    def from_engine_core_request(cls, request: EngineCoreRequest, block_hasher: BlockHasher | None) -> "Request":
+        """Prepare a request for `Scheduler.add_request`; `block_hasher` is None when prefix caching is off.
+
+        Hashes the prompt, so it is worth calling outside the busy loop. Raises ValueError for an empty prompt.
+        """
+        return cls(request, block_hasher)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def prompt_token_ids(self) -> list[int]:
+        return self.token_ids[: self.num_prompt_tokens]
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        return self.token_ids[self.num_prompt_tokens :]
+
+    @property
+    def is_finished(self) -> bool:
+        return self.status.is_finished
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        return FINISH_REASONS.get(self.status)
+
+    @property
+    def has_all_tokens(self) -> bool:
+        """Whether no further token may be generated; true of a restarted request that was about to finish."""
+        return len(self.token_ids) >= self._max_num_tokens
+
+    def limit_length(self, max_model_len: int) -> None:
+        """No token beyond `max_model_len` is generated, whatever `max_tokens` and `min_tokens` say."""
+        self._max_model_len = max_model_len
+        self._set_sampling_params(self.sampling_params)
+
+    def extend_block_hashes(self) -> None:
+        if self._block_hasher is not None:
+            self._block_hasher.extend(self.block_hashes, self.token_ids, self.cache_salt, self.prompt_embeds)
+
+    def append_output_token(self, token_id: int) -> bool:
+        """Add a sampled token; True when it is the last one, and then `status` and `stop_reason` say why.
+
+        An end token counts as such even where the length would end the request too.
+        """
+        self.token_ids.append(token_id)
+        num_tokens = len(self.token_ids)
+        if num_tokens < self._min_num_tokens:
+            return False
+        if token_id == self._eos_token_id:
+            self.status = RequestStatus.FINISHED_STOPPED
+        elif token_id in self._stop_token_ids:
+            self.status = RequestStatus.FINISHED_STOPPED
+            self.stop_reason = token_id
+        elif num_tokens >= self._max_num_tokens:
+            self.status = RequestStatus.FINISHED_LENGTH_CAPPED
+        else:
+            return False
+        return True
+
+    def record_event(self, event_type: EventType) -> None:
+        self.events.append(EngineCoreEvent(event_type, time.monotonic()))
+
+    def reset_progress(self) -> None:
+        """Nothing is computed any more; what was sampled stays and is computed again."""
+        self.num_computed_tokens = 0
+        self.prompt_logprobs.clear()
+
+    def continue_with(self, piece: "Request") -> None:
+        """Go on with the next piece of a streamed prompt: all tokens so far become prompt, and the piece follows.
+
+        The token sampled last is dropped: it ended the piece before and was never an input of the model.
+        """
+        self.token_ids[-1:] = piece.token_ids
+        self.num_prompt_tokens = len(self.token_ids)
+        self.block_hashes.clear()
+        self.reset_progress()
+        self.prompt_logprobs_sent = False
+        self.prefill_stats = None
+        self.stop_reason = None
+        self.arrival_time = piece.arrival_time
+        self._set_sampling_params(piece.sampling_params)
+
+    def _set_sampling_params(self, params: SamplingParams) -> None:
+        self.sampling_params = params
+        self.num_logprobs = params.num_logprobs
+        self.use_structured_output = params.structured_outputs is not None
+        self.skip_reading_prefix_cache = bool(params.skip_reading_prefix_cache) or params.prompt_logprobs is not None
+        self._eos_token_id = params.eos_token_id
+        self._stop_token_ids = frozenset(params.stop_token_ids or ())
+        limit = self._max_model_len
+        if params.max_tokens is not None:
+            limit = min(limit, self.num_prompt_tokens + params.max_tokens)
+        self._max_num_tokens = limit
+        self._min_num_tokens = min(self.num_prompt_tokens + params.min_tokens, limit)
+
+
+def _prompt_token_ids(request: EngineCoreRequest) -> list[int]:
+    """The prompt's tokens; zeros stand for positions that embeddings fill."""
+    token_ids, embeds = request.prompt_token_ids, request.prompt_embeds
+    if embeds is not None:
+        num_embeds = int(np.shape(embeds)[0])
+        if not token_ids:
+            token_ids = [0] * num_embeds
+        elif len(token_ids) != num_embeds:
+            raise ValueError(f"the prompt has {len(token_ids)} token ids but embeddings for {num_embeds} positions")
+    if not token_ids:
+        raise ValueError("the prompt is empty; it must have at least one token")
+    return token_ids

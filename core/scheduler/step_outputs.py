@@ -1,0 +1,76 @@
+"""Turns a step's results into the messages the shell receives, one frame per client. Used by the scheduler."""
+
+import time
+
+import numpy as np
+
+from ...protocol.outputs import EngineCoreOutput, EngineCoreOutputs, LogprobsArrays, SchedulerStats
+from .request import Request
+
+
+class StepOutputs:
+    """Collects the outputs of one step by client."""
+
+    def __init__(self) -> None:
+        self._by_client: dict[int, list[EngineCoreOutput]] = {}
+
+    def add(self, request: Request, new_token_ids: list[int], logprobs: LogprobsArrays | None = None) -> None:
+        """What the step added to the request; its finish reason, events and prompt figures come along once."""
+        output = EngineCoreOutput(request.request_id, new_token_ids)
+        if request.is_finished:
+            output.finish_reason = request.finish_reason
+            output.stop_reason = request.stop_reason
+        output.new_logprobs = logprobs
+        if new_token_ids and not request.prompt_logprobs_sent:
+            if request.prompt_logprobs:
+                output.new_prompt_logprobs = _concatenate(request.prompt_logprobs)
+                request.prompt_logprobs = []
+            request.prompt_logprobs_sent = True
+        if request.events:
+            output.events = request.events
+            request.events = []
+        if request.prefill_stats is not None:
+            output.prefill_stats = request.prefill_stats
+            request.prefill_stats = None
+        self._by_client.setdefault(request.client_index, []).append(output)
+
+    def add_token(self, request: Request, token_id: int) -> None:
+        """The hot path's `add`: one token and nothing else to report."""
+        outputs = self._by_client.get(request.client_index)
+        if outputs is None:
+            outputs = self._by_client[request.client_index] = []
+        outputs.append(EngineCoreOutput(request.request_id, [token_id]))
+
+    def build(self, stats: SchedulerStats | None) -> dict[int, EngineCoreOutputs]:
+        """A frame per client that has outputs; the statistics go with the first, or to client 0 if there is none."""
+        now = time.monotonic()
+        if stats is not None and not self._by_client:
+            self._by_client[0] = []
+        frames = {
+            client_index: EngineCoreOutputs(outputs=outputs, timestamp=now)
+            for client_index, outputs in self._by_client.items()
+        }
+        if stats is not None:
+            next(iter(frames.values())).scheduler_stats = stats
+        return frames
+
+
+def row_of(logprobs: LogprobsArrays, row: int, num_logprobs: int) -> LogprobsArrays:
+    """One request's row, cut to the k it asked for; all columns for -1."""
+    width = logprobs.token_ids.shape[1] if num_logprobs < 0 else num_logprobs + 1
+    return LogprobsArrays(
+        logprobs.token_ids[row : row + 1, :width],
+        logprobs.logprobs[row : row + 1, :width],
+        logprobs.ranks[row : row + 1],
+    )
+
+
+def _concatenate(chunks: list[LogprobsArrays]) -> LogprobsArrays:
+    """chunks: consecutive positions of one prompt, all with the same number of columns."""
+    if len(chunks) == 1:
+        return chunks[0]
+    return LogprobsArrays(
+        np.concatenate([chunk.token_ids for chunk in chunks]),
+        np.concatenate([chunk.logprobs for chunk in chunks]),
+        np.concatenate([chunk.ranks for chunk in chunks]),
+    )
