@@ -6,6 +6,7 @@ Everything else about the distribution is in pyproject.toml.
 from pathlib import Path
 
 from setuptools import Extension, find_packages, setup
+from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 
 ROOMS = ("protocol", "client", "core", "engine", "server")
@@ -20,6 +21,13 @@ class BuildPy(build_py):
         return [module for module in modules if module[:2] != ("corespan", "setup")]
 
 
+class BuildExt(build_ext):
+    """Names the library `_native.so`: it is loaded with ctypes, so it is tied to no Python version."""
+
+    def get_ext_filename(self, fullname):
+        return str(Path(*fullname.split("."))) + ".so"
+
+
 def native_extensions():
     """The kernels: plain C++17 on raw pointers. A failed compile is a warning; the torch reference then serves."""
     sources = sorted(str(path) for path in KERNELS.rglob("*.cpp"))
@@ -30,7 +38,7 @@ def native_extensions():
             "corespan.core.kernels._native",
             sources=sources,
             depends=sorted(str(path) for path in KERNELS.rglob("*.h")),
-            extra_compile_args=["-std=c++17", "-O3", "-fopenmp", "-fvisibility=hidden"],
+            extra_compile_args=["-std=c++17", "-O3", "-g0", "-fopenmp", "-fvisibility=hidden"],
             extra_link_args=["-fopenmp"],
             optional=True,
         )
@@ -42,5 +50,5 @@ setup(
     packages=["corespan", *(f"corespan.{room}" for room in rooms)],
     package_dir={"corespan": "."},
     ext_modules=native_extensions(),
-    cmdclass={"build_py": BuildPy},
+    cmdclass={"build_ext": BuildExt, "build_py": BuildPy},
 )
