@@ -1,0 +1,1 @@
+"""From logits to tokens: the batch's parameters, logits processors, penalties, the draw itself and logprobs."""

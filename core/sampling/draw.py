@@ -1,0 +1,172 @@
+"""The draw: one token per row from scaled logits, after top-k and top-p, by inverse CDF. Called by `Sampler`.
+
+The kept tokens stand in the order of their ids, and the token drawn is the first whose cumulative weight exceeds
+u * total. Every step works on single rows in a fixed order, so a row's token depends on that row alone. Top-k keeps
+exactly k tokens and top-p the smallest set that reaches p, both by value and then by lower id.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from . import ordering
+from .ordering import BLOCK
+
+_BATCHED_TOP_K = 256
+"""Rows that keep at most this many tokens are handled together; others one by one."""
+
+_FIRST_NUCLEUS = 64
+"""Most nuclei are smaller than this; only rows whose nucleus is not are looked at in full."""
+
+
+@dataclass(slots=True)
+class Drawn:
+    """token_ids: [rows] int64. `kept`: for each filtered row, when asked for, the ids that could have been drawn."""
+
+    token_ids: torch.Tensor
+    kept: dict[int, torch.Tensor] = field(default_factory=dict)
+
+
+def draw(
+    scaled: torch.Tensor, top_k: np.ndarray, top_p: np.ndarray, uniforms: np.ndarray, want_kept: bool = False
+) -> Drawn:
+    """scaled: [rows, blocks * BLOCK] float32, logits over temperature with a finite maximum in each row.
+
+    top_k: [rows] int64, 0: off; top_p: [rows] float64; uniforms: [rows] float64 in [0, 1).
+    """
+    drawn = Drawn(torch.empty(scaled.shape[0], dtype=torch.int64, device=scaled.device))
+    limited = (top_k > 0) & (top_k < scaled.shape[1])
+    batched = np.flatnonzero(limited & (top_k <= _BATCHED_TOP_K))
+    maxima = ordering.block_max(scaled)
+    groups = [batched] if batched.size else []
+    groups += [row[None] for row in np.flatnonzero(limited & (top_k > _BATCHED_TOP_K))]
+    for rows in groups:
+        index = _index(rows, scaled)
+        values, token_ids = ordering.top_k(_take(scaled, index), _take(maxima, index), int(top_k[rows].max()))
+        weights = torch.exp((values - values[:, :1]).double())
+        weights[torch.arange(weights.shape[1]) >= _column(top_k[rows], weights)] = 0.0
+        _cut_to_nucleus(weights, weights.sum(1), top_p[rows])
+        _draw_from(drawn, rows, token_ids, weights, uniforms[rows], want_kept)
+    whole = np.flatnonzero(~limited)
+    if whole.size:
+        _draw_from_whole(drawn, scaled, maxima, whole, top_p[whole], uniforms[whole], want_kept)
+    return drawn
+
+
+def _draw_from_whole(
+    drawn: Drawn,
+    scaled: torch.Tensor,
+    maxima: torch.Tensor,
+    rows: np.ndarray,
+    top_p: np.ndarray,
+    uniforms: np.ndarray,
+    want_kept: bool,
+) -> None:
+    """Rows without top-k: weights of the whole vocabulary, summed block by block."""
+    index = _index(rows, scaled)
+    maxima = _take(maxima, index)
+    weights = (_take(scaled, index) - maxima.amax(1, keepdim=True)).exp_()
+    block_sums = weights.view(len(rows), -1, BLOCK).sum(-1).double().cumsum(1)
+    plain = np.flatnonzero(top_p >= 1.0)
+    if plain.size:
+        drawn.token_ids[_index(rows[plain], scaled)] = _invert_in_blocks(
+            _take(weights, _index(plain, weights)), block_sums[plain], uniforms[plain]
+        )
+    nucleus = np.flatnonzero(top_p < 1.0)
+    if not nucleus.size:
+        return
+    weights, totals, top_p = _take(weights, _index(nucleus, weights)), block_sums[nucleus, -1], top_p[nucleus]
+    rows, uniforms = rows[nucleus], uniforms[nucleus]
+    values, token_ids = ordering.top_k(weights, ordering.block_max(weights), min(_FIRST_NUCLEUS, weights.shape[1]))
+    values = values.double()
+    enough = (values.sum(1) >= totals * torch.from_numpy(top_p).to(totals.device)).cpu().numpy()
+    small, large = np.flatnonzero(enough), np.flatnonzero(~enough)
+    if small.size:
+        kept_weights = values[small]
+        _cut_to_nucleus(kept_weights, totals[small], top_p[small])
+        _draw_from(drawn, rows[small], token_ids[small], kept_weights, uniforms[small], want_kept)
+    for i in large:
+        ids, row_weights = _large_nucleus(weights[i], float(totals[i]), float(top_p[i]))
+        _draw_from(drawn, rows[i : i + 1], ids[None], row_weights[None], uniforms[i : i + 1], want_kept)
+
+
+def _invert_in_blocks(weights: torch.Tensor, cumulative: torch.Tensor, uniforms: np.ndarray) -> torch.Tensor:
+    """weights: [rows, blocks * BLOCK] float32; cumulative: [rows, blocks] float64, their sums. Returns ids [rows]."""
+    num_rows, num_blocks = cumulative.shape
+    targets = _column(uniforms, cumulative) * cumulative[:, -1:]
+    blocks = torch.searchsorted(cumulative, targets, right=True).clamp_(max=num_blocks - 1)
+    before = torch.where(blocks > 0, cumulative.gather(1, (blocks - 1).clamp_(min=0)), 0.0)
+    ids = blocks * BLOCK + torch.arange(BLOCK, device=weights.device)
+    inside = _first_above(weights.gather(1, ids).double(), targets - before)
+    return ids.gather(1, inside).squeeze(1)
+
+
+def _first_above(weights: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """The column of the first cumulative weight above the target, [rows, 1].
+
+    weights: [rows, n] float64; targets: [rows, 1] float64. Where rounding put the target at or past the total, it is
+    the last column with any weight.
+    """
+    columns = torch.arange(weights.shape[1], device=weights.device)
+    last = torch.where(weights > 0, columns, 0).amax(1, keepdim=True)
+    return torch.minimum(torch.searchsorted(weights.cumsum(1), targets, right=True), last)
+
+
+def _cut_to_nucleus(weights: torch.Tensor, totals: torch.Tensor, top_p: np.ndarray) -> None:
+    """Zero, in place, what lies behind the smallest prefix that holds top_p of the total.
+
+    weights: [rows, n] float64, largest first; totals: [rows] float64.
+    """
+    before = weights.cumsum(1) - weights
+    beyond = before >= _column(top_p, weights) * totals.unsqueeze(1)
+    beyond &= _column(top_p < 1.0, weights)
+    beyond[:, 0] = False
+    weights[beyond] = 0.0
+
+
+def _large_nucleus(weights: torch.Tensor, total: float, top_p: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """weights: [n] float32. The nucleus' ids, ascending, and its weights, float64.
+
+    Entries below (1 - p) * total / n cannot belong to it: all of them together weigh less than 1 - p.
+    """
+    row = weights.cpu().numpy()
+    candidates = np.flatnonzero(row >= 0.99 * (1.0 - top_p) * total / len(row))
+    values = row[candidates]
+    descending = np.sort(values)[::-1]
+    size = min(int(np.searchsorted(np.cumsum(descending, dtype=np.float64), top_p * total)) + 1, len(descending))
+    smallest = descending[size - 1]
+    keep = values > smallest
+    keep[np.flatnonzero(values == smallest)[: size - int(keep.sum())]] = True
+    ids = torch.from_numpy(candidates[keep]).to(weights.device)
+    return ids, weights[ids].double()
+
+
+def _draw_from(
+    drawn: Drawn,
+    rows: np.ndarray,
+    token_ids: torch.Tensor,
+    weights: torch.Tensor,
+    uniforms: np.ndarray,
+    want_kept: bool,
+) -> None:
+    """token_ids: [len(rows), n], distinct in each row; weights: [len(rows), n] float64, 0: not kept."""
+    ascending, order = token_ids.sort(1)
+    weights = weights.gather(1, order)
+    targets = _column(uniforms, weights) * weights.cumsum(1)[:, -1:]
+    drawn.token_ids[_index(rows, weights)] = ascending.gather(1, _first_above(weights, targets)).squeeze(1)
+    if want_kept:
+        drawn.kept.update((int(row), ids[kept > 0]) for row, ids, kept in zip(rows, ascending, weights, strict=True))
+
+
+def _index(rows: np.ndarray, like: torch.Tensor) -> torch.Tensor:
+    return torch.from_numpy(rows).to(like.device)
+
+
+def _take(rows_of: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """The rows named, without a copy where they are all of them (they are named in ascending order)."""
+    return rows_of if len(index) == rows_of.shape[0] else rows_of[index]
+
+
+def _column(values: np.ndarray, like: torch.Tensor) -> torch.Tensor:
+    return torch.from_numpy(values).to(like.device).unsqueeze(1)

@@ -1,0 +1,170 @@
+"""The processors every engine has: allowed tokens, bad words, min_tokens, logit_bias and min_p.
+
+Built by `SamplingBatch`. Each keeps state only for the rows that use it, and touches only those.
+"""
+
+import math
+from abc import abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import numpy as np
+import torch
+
+from ....protocol.config import VllmConfig
+from .interface import AddedRequest, BatchUpdate, LogitsProcessor, MoveDirectionality
+
+State = TypeVar("State")
+
+_NEG_INF = float("-inf")
+_LARGEST = float(np.finfo(np.float32).max)
+
+
+class RowStateProcessor(LogitsProcessor, Generic[State]):
+    """A processor with one state object for each row that uses it: `rows`, by row number."""
+
+    def __init__(self, vllm_config: VllmConfig, device: torch.device, is_pin_memory: bool) -> None:
+        self.vocab_size = vllm_config.model_config.vocab_size
+        self.device = device
+        self.rows: dict[int, State] = {}
+
+    def is_argmax_invariant(self) -> bool:
+        return False
+
+    def is_active(self) -> bool:
+        return bool(self.rows)
+
+    @abstractmethod
+    def state_of(self, request: AddedRequest) -> State | None:
+        """The state for a new request, None if it does not use this processor."""
+
+    def update_state(self, batch_update: BatchUpdate | None) -> None:
+        if batch_update is None:
+            return
+        for row in batch_update.removed:
+            self.rows.pop(row, None)
+        for request in batch_update.added:
+            self._place(request.index, self.state_of(request))
+        for source, target, direction in batch_update.moved:
+            moved, displaced = self.rows.pop(source, None), self.rows.pop(target, None)
+            self._place(target, moved)
+            if direction is MoveDirectionality.SWAP:
+                self._place(source, displaced)
+
+    def _place(self, row: int, state: State | None) -> None:
+        self.rows.pop(row, None)
+        if state is not None:
+            self.rows[row] = state
+
+
+class AllowedTokensProcessor(RowStateProcessor[torch.Tensor]):
+    """Masks everything but a request's `allowed_token_ids`."""
+
+    def state_of(self, request: AddedRequest) -> torch.Tensor | None:
+        if request.params.allowed_token_ids is None:
+            return None
+        return torch.tensor(request.params.allowed_token_ids, dtype=torch.int64, device=self.device)
+
+    def apply(self, logits: torch.Tensor) -> torch.Tensor:
+        for row, token_ids in self.rows.items():
+            allowed = logits[row, token_ids]
+            logits[row].fill_(_NEG_INF)
+            logits[row, token_ids] = allowed
+        return logits
+
+
+@dataclass(slots=True)
+class BadWords:
+    words: list[list[int]]
+    output_token_ids: list[int]
+
+    def banned(self) -> Iterator[int]:
+        """The tokens that would complete a bad word now."""
+        for word in self.words:
+            beginning = word[:-1]
+            if not beginning or self.output_token_ids[-len(beginning) :] == beginning:
+                yield word[-1]
+
+
+class BadWordsProcessor(RowStateProcessor[BadWords]):
+    """Masks the last token of each bad word whose beginning was just generated."""
+
+    def state_of(self, request: AddedRequest) -> BadWords | None:
+        words = request.params.bad_words_token_ids
+        return BadWords(words, request.output_token_ids) if words else None
+
+    def apply(self, logits: torch.Tensor) -> torch.Tensor:
+        for row, bad_words in self.rows.items():
+            logits[row, list(bad_words.banned())] = _NEG_INF
+        return logits
+
+
+@dataclass(slots=True)
+class MinTokens:
+    min_tokens: int
+    stop_token_ids: list[int]
+    output_token_ids: list[int]
+
+
+class MinTokensProcessor(RowStateProcessor[MinTokens]):
+    """Masks a request's stop tokens until it has `min_tokens`, unless nothing else is left to draw."""
+
+    def state_of(self, request: AddedRequest) -> MinTokens | None:
+        params = request.params
+        if len(request.output_token_ids) >= params.min_tokens:
+            return None
+        stop_token_ids = sorted(token_id for token_id in params.all_stop_token_ids if token_id < self.vocab_size)
+        return MinTokens(params.min_tokens, stop_token_ids, request.output_token_ids) if stop_token_ids else None
+
+    def apply(self, logits: torch.Tensor) -> torch.Tensor:
+        for row in [row for row, state in self.rows.items() if len(state.output_token_ids) >= state.min_tokens]:
+            del self.rows[row]
+        for row, state in self.rows.items():
+            stops = logits[row, state.stop_token_ids]
+            logits[row, state.stop_token_ids] = _NEG_INF
+            if logits[row].amax() == _NEG_INF:  # a grammar or allowed_token_ids leaves only the end
+                logits[row, state.stop_token_ids] = stops
+        return logits
+
+
+class LogitBiasProcessor(RowStateProcessor[tuple[torch.Tensor, torch.Tensor]]):
+    """Adds a request's `logit_bias`."""
+
+    def state_of(self, request: AddedRequest) -> tuple[torch.Tensor, torch.Tensor] | None:
+        if not request.params.logit_bias:
+            return None
+        biases = [min(max(bias, -_LARGEST), _LARGEST) for bias in request.params.logit_bias.values()]
+        token_ids = torch.tensor(list(request.params.logit_bias), dtype=torch.int64, device=self.device)
+        return token_ids, torch.tensor(biases, dtype=torch.float32, device=self.device)
+
+    def apply(self, logits: torch.Tensor) -> torch.Tensor:
+        for row, (token_ids, biases) in self.rows.items():
+            logits[row, token_ids] += biases
+        return logits
+
+
+class MinPProcessor(RowStateProcessor[float]):
+    """Masks tokens less likely than `min_p` times the most likely one. Holds log(min_p) for each row."""
+
+    def is_argmax_invariant(self) -> bool:
+        return True
+
+    def state_of(self, request: AddedRequest) -> float | None:
+        return math.log(request.params.min_p) if request.params.min_p > 0.0 else None
+
+    def apply(self, logits: torch.Tensor) -> torch.Tensor:
+        for row, log_min_p in self.rows.items():
+            scaled = logits[row]
+            scaled.masked_fill_(scaled < scaled.amax() + log_min_p, _NEG_INF)
+        return logits
+
+
+BUILTIN_PROCESSORS: tuple[type[LogitsProcessor], ...] = (
+    AllowedTokensProcessor,
+    BadWordsProcessor,
+    MinTokensProcessor,
+    LogitBiasProcessor,
+    MinPProcessor,
+)
+"""In the order in which they are applied."""

@@ -1,0 +1,88 @@
+"""Logprobs of given tokens and of the k likeliest ones, out of logits.
+
+Called by `Sampler` for the tokens it drew and by the model runner for prompt tokens.
+"""
+
+import numpy as np
+import torch
+
+from ...protocol.outputs import LogprobsArrays
+from . import ordering
+from .ordering import BLOCK
+
+_BATCHED_K = 256
+"""Up to this k all rows are handled together; beyond it one by one, which bounds the memory of sorting."""
+
+
+def gather_logprobs(
+    logits: torch.Tensor,
+    token_ids: np.ndarray | torch.Tensor,
+    k: int,
+    *,
+    as_logits: bool = False,
+    more_token_ids: np.ndarray | None = None,
+) -> LogprobsArrays:
+    """Log-softmax values of `token_ids` ([n]) and, behind them, of the k largest entries of each row of logits.
+
+    logits: [n, vocab] float32; k = -1: the whole vocabulary. `as_logits`: report logits as they are.
+    `more_token_ids`: [n, m], reported in place of the k largest. A rank counts the entries not below the token's own.
+    """
+    num_rows, vocab_size = logits.shape
+    k = vocab_size if k == -1 else min(k, vocab_size)
+    chosen = torch.as_tensor(token_ids, dtype=torch.int64, device=logits.device)
+    padded = ordering.pad_to_blocks(logits)
+    maxima = ordering.block_max(padded)
+    own = padded.gather(1, chosen.unsqueeze(1))
+    if more_token_ids is not None:
+        ids = torch.as_tensor(more_token_ids, dtype=torch.int64, device=logits.device)
+        values = padded.gather(1, ids)
+    else:
+        values, ids = _largest(padded, maxima, k)
+    values = torch.cat([own, values], 1)
+    if not as_logits:
+        values -= _log_sum_exp(padded, maxima).unsqueeze(1)
+    return LogprobsArrays(
+        token_ids=torch.cat([chosen.unsqueeze(1), ids], 1).to(torch.int32).cpu().numpy(),
+        logprobs=values.cpu().numpy(),
+        ranks=_ranks(padded, maxima, own).clamp_(max=vocab_size).to(torch.int32).cpu().numpy(),
+    )
+
+
+def _largest(padded: torch.Tensor, maxima: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    if k == 0:
+        empty = padded.new_empty(padded.shape[0], 0)
+        return empty, empty.to(torch.int64)
+    if k <= _BATCHED_K:
+        return ordering.top_k(padded, maxima, k)
+    rows = [ordering.top_k(padded[i : i + 1], maxima[i : i + 1], k) for i in range(padded.shape[0])]
+    return torch.cat([values for values, _ in rows]), torch.cat([ids for _, ids in rows])
+
+
+def _log_sum_exp(padded: torch.Tensor, maxima: torch.Tensor) -> torch.Tensor:
+    """[n] float32; summed block by block, so that a row's sum does not depend on the batch."""
+    largest = maxima.amax(1, keepdim=True)
+    sums = (padded - largest).exp_().view(padded.shape[0], -1, BLOCK).sum(-1)
+    return (largest.squeeze(1).double() + sums.double().cumsum(1)[:, -1].log()).float()
+
+
+def _ranks(padded: torch.Tensor, maxima: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
+    """[n] int64. Looks only at the blocks that hold an entry not below the row's own."""
+    rows, blocks = torch.nonzero(maxima >= own, as_tuple=True)
+    entries = padded.view(padded.shape[0], -1, BLOCK)[rows, blocks]
+    above = (entries >= own[rows]).sum(1)
+    return torch.zeros(padded.shape[0], dtype=torch.int64, device=padded.device).index_add_(0, rows, above)
+
+
+def merge_rows(parts: list[tuple[np.ndarray, LogprobsArrays]], num_rows: int) -> LogprobsArrays:
+    """Put the parts' rows at their places in an array of `num_rows`; rows and columns nobody asked for are zero."""
+    width = max(part.token_ids.shape[1] for _, part in parts)
+    merged = LogprobsArrays(
+        token_ids=np.zeros((num_rows, width), dtype=np.int32),
+        logprobs=np.zeros((num_rows, width), dtype=np.float32),
+        ranks=np.zeros(num_rows, dtype=np.int32),
+    )
+    for rows, part in parts:
+        merged.token_ids[rows, : part.token_ids.shape[1]] = part.token_ids
+        merged.logprobs[rows, : part.token_ids.shape[1]] = part.logprobs
+        merged.ranks[rows] = part.ranks
+    return merged

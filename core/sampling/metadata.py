@@ -1,0 +1,142 @@
+"""`SamplingBatch`: what each row of the batch asks of the sampler. Kept up to date, row by row, by the model runner."""
+
+import numpy as np
+import torch
+
+from ...protocol.config import VllmConfig
+from ...protocol.params import SamplingParams, SamplingType
+from ..scheduler.output import NewRequestData
+from .logits_processors.builtin import BUILTIN_PROCESSORS
+from .logits_processors.interface import (
+    AddedRequest,
+    BatchUpdate,
+    LogitsProcessor,
+    MoveDirectionality,
+    load_logits_processors,
+)
+from .penalties import TokenCounts, uses_penalties
+
+
+class SamplingBatch:
+    """Parameters, token counts and logits processors of the requests in the batch, by row.
+
+    Rows change with `add`, `remove`, `move` and `swap`; `append_tokens` records what was generated. Arrays are indexed
+    by row: temperature, top_p [max_num_reqs] float64; top_k, num_tokens int64; noise_seeds uint64; greedy bool.
+    """
+
+    def __init__(self, vllm_config: VllmConfig, max_num_reqs: int, device: torch.device | None = None) -> None:
+        self.device = device or torch.device("cpu")
+        self.vocab_size = vllm_config.model_config.vocab_size
+        self.greedy = np.ones(max_num_reqs, dtype=bool)
+        self.temperature = np.ones(max_num_reqs, dtype=np.float64)
+        self.top_k = np.zeros(max_num_reqs, dtype=np.int64)
+        self.top_p = np.ones(max_num_reqs, dtype=np.float64)
+        self.noise_seeds = np.zeros(max_num_reqs, dtype=np.uint64)
+        self.num_tokens = np.zeros(max_num_reqs, dtype=np.int64)
+        self.counts: dict[int, TokenCounts] = {}  # rows with penalties
+        self.logprobs: dict[int, SamplingParams] = {}  # rows that want logprobs
+        self._rows: set[int] = set()
+        self._output_token_ids: dict[int, list[int]] = {}  # rows whose processors look at what was generated
+        self._custom = load_logits_processors(vllm_config.model_config.logits_processors, vllm_config, self.device)
+        builtin = [processor(vllm_config, self.device, False) for processor in BUILTIN_PROCESSORS]
+        self.processors: list[LogitsProcessor] = [*builtin, *self._custom]
+        self._updates: list[BatchUpdate] = []
+
+    @property
+    def batch_size(self) -> int:
+        """One more than the last row in use."""
+        return max(self._rows, default=-1) + 1
+
+    @property
+    def num_random(self) -> int:
+        return len(self._rows) - int(self.greedy[list(self._rows)].sum())
+
+    def add(self, row: int, request: NewRequestData) -> None:
+        """Put a request into a row, in place of any that sat there.
+
+        Raises ValueError, and changes nothing, when a user's logits processor refuses the request's parameters.
+        """
+        params = request.sampling_params
+        for processor in self._custom:
+            processor.validate_params(params)
+        self._forget(row)
+        self._rows.add(row)
+        prompt, output = request.token_ids[: request.num_prompt_tokens], request.token_ids[request.num_prompt_tokens :]
+        self.greedy[row] = params.sampling_type is SamplingType.GREEDY
+        self.temperature[row] = params.temperature
+        self.top_k[row] = max(params.top_k, 0)
+        self.top_p[row] = params.top_p
+        self.noise_seeds[row] = request.noise_seed
+        self.num_tokens[row] = len(request.token_ids)
+        if uses_penalties(params):
+            self.counts[row] = TokenCounts(params, [] if request.prompt_embeds is not None else prompt, output)
+        if params.num_logprobs is not None:
+            self.logprobs[row] = params
+        if self._custom or params.bad_words_token_ids or params.min_tokens:
+            self._output_token_ids[row] = output
+        prompt_ids = None if request.prompt_embeds is not None else prompt
+        self._update(1).added.append(AddedRequest(row, params, prompt_ids, output))
+
+    def remove(self, row: int) -> None:
+        self._forget(row)
+        self._rows.discard(row)
+        self._update(0).removed.append(row)
+
+    def move(self, source: int, target: int) -> None:
+        """Move the request in `source` to the free row `target`."""
+        for array in self._arrays():
+            array[target] = array[source]
+        for table in self._tables():
+            table.pop(target, None)
+            if source in table:
+                table[target] = table.pop(source)
+        self._rows.discard(source)
+        self._rows.add(target)
+        self._update(2).moved.append((source, target, MoveDirectionality.UNIDIRECTIONAL))
+
+    def swap(self, first: int, second: int) -> None:
+        """Let the requests in two rows change places."""
+        for array in self._arrays():
+            array[[first, second]] = array[[second, first]]
+        for table in self._tables():
+            at_first, at_second = table.pop(first, None), table.pop(second, None)
+            table.update({row: entry for row, entry in ((second, at_first), (first, at_second)) if entry is not None})
+        self._update(2).moved.append((first, second, MoveDirectionality.SWAP))
+
+    def append_tokens(self, rows: np.ndarray, token_ids: np.ndarray) -> None:
+        """Record one generated token for each of `rows` ([n] int64, distinct)."""
+        self.num_tokens[rows] += 1
+        if not (self.counts or self._output_token_ids):
+            return
+        for row, token_id in zip(rows.tolist(), token_ids.tolist(), strict=True):
+            if row in self.counts:
+                self.counts[row].append(token_id)
+            if row in self._output_token_ids:
+                self._output_token_ids[row].append(token_id)
+
+    def update_processors(self) -> None:
+        """Tell the logits processors what has changed since the last call."""
+        for processor in self.processors:
+            for update in self._updates or [None]:
+                processor.update_state(update)
+        self._updates = []
+
+    def _forget(self, row: int) -> None:
+        self.greedy[row] = True
+        for table in self._tables():
+            table.pop(row, None)
+
+    def _arrays(self) -> tuple[np.ndarray, ...]:
+        return self.greedy, self.temperature, self.top_k, self.top_p, self.noise_seeds, self.num_tokens
+
+    def _tables(self) -> tuple[dict, ...]:
+        return self.counts, self.logprobs, self._output_token_ids
+
+    def _update(self, stage: int) -> BatchUpdate:
+        """The update that takes a change of this stage (0 removed, 1 added, 2 moved) in its proper order."""
+        last = self._updates[-1] if self._updates else None
+        if last is None or (stage < 1 and last.added) or (stage < 2 and last.moved):
+            last = BatchUpdate(0)
+            self._updates.append(last)
+        last.batch_size = self.batch_size
+        return last

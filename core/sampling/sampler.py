@@ -1,0 +1,199 @@
+"""`Sampler`: from a step's logits to one token per row, with logprobs where asked for. Called by the model runner.
+
+The order is: raw logprobs, grammar, allowed tokens, bad words, min_tokens, logit_bias, users' processors, penalties,
+then greedy's argmax or temperature, min_p and other argmax-invariant processors, top-k and top-p, the draw. Every stage
+touches only the rows that ask for it, and works row by row, so that a row's token never depends on the batch.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import torch
+
+from ...protocol.outputs import LogprobsArrays
+from ...protocol.params import SamplingParams
+from . import noise, ordering
+from .draw import draw
+from .logits_processors.interface import LogitsProcessor
+from .logprobs import gather_logprobs, merge_rows
+from .metadata import SamplingBatch
+from .penalties import apply_penalties
+
+_USUAL_K = 256
+
+LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
+
+
+@dataclass(slots=True)
+class SamplerOutput:
+    """token_ids: [rows] int64, -1 where the row failed; `failed`: position of the row -> what is wrong with it.
+
+    `logprobs` has a line per row if any row wants logprobs; a row takes its own first k + 1 columns.
+    """
+
+    token_ids: np.ndarray
+    logprobs: LogprobsArrays | None = None
+    failed: dict[int, str] = field(default_factory=dict)
+
+
+class Sampler:
+    """Samples for the requests of one `SamplingBatch`."""
+
+    def __init__(self, batch: SamplingBatch, logprobs_mode: LogprobsMode = "raw_logprobs") -> None:
+        self.batch = batch
+        self.report_logits = logprobs_mode.endswith("logits")
+        self.report_raw = logprobs_mode.startswith("raw")
+
+    def sample(
+        self,
+        logits: torch.Tensor,
+        rows: np.ndarray,
+        grammar_rows: np.ndarray | None = None,
+        grammar_bitmask: np.ndarray | None = None,
+    ) -> SamplerOutput:
+        """Draw a token for each row of logits.
+
+        logits: [n, vocab] float32, may be overwritten; rows: [n] int64, the batch row of each line of logits.
+        grammar_rows: [m] int64, lines of logits that a grammar binds; grammar_bitmask: [m, ceil(vocab / 32)] int32,
+        bit set = token allowed.
+        """
+        batch = self.batch
+        batch.update_processors()
+        wanted = [i for i, row in enumerate(rows.tolist()) if row in batch.logprobs] if batch.logprobs else []
+        raw = logits[wanted] if wanted and self.report_raw else None
+        work = ordering.pad_to_blocks(logits)
+        if grammar_rows is not None and grammar_bitmask is not None:
+            self._apply_bitmask(work, grammar_rows, grammar_bitmask)
+        work = self._apply_processors(work, rows, [p for p in batch.processors if not p.is_argmax_invariant()])
+        if batch.counts:
+            penalised = [(i, batch.counts[row]) for i, row in enumerate(rows.tolist()) if row in batch.counts]
+            apply_penalties(work, [i for i, _ in penalised], [counts for _, counts in penalised])
+
+        tokens, best = ordering.argmax(work, ordering.block_max(work))
+        output = SamplerOutput(tokens.cpu().numpy())
+        greedy = batch.greedy[rows]
+        self._fail(output, best)
+        processed = None
+        if not greedy.all():
+            processed = self._sample_random(work, best, rows, greedy, output, wanted)
+        if wanted:
+            reported = raw if raw is not None else self._processed(work, wanted, processed)
+            output.logprobs = self._logprobs(reported, rows, wanted, output.token_ids)
+        for i in output.failed:
+            output.token_ids[i] = -1
+        return output
+
+    def _sample_random(
+        self,
+        work: torch.Tensor,
+        best: torch.Tensor,
+        rows: np.ndarray,
+        greedy: np.ndarray,
+        output: SamplerOutput,
+        wanted: list[int],
+    ) -> dict[int, torch.Tensor]:
+        """Fill in the tokens of the rows that are not greedy. Returns the processed logits of those in `wanted`."""
+        batch = self.batch
+        temperature = torch.from_numpy(np.where(greedy, 1.0, batch.temperature[rows])).to(work.device, torch.float32)
+        processors = [p for p in batch.processors if p.is_argmax_invariant() and p.is_active()]
+        at = self._random_lines(greedy, output)
+        if processors:
+            scaled = self._apply_processors((work - best[:, None]) / temperature[:, None], rows, processors)
+            self._fail(output, scaled.amax(1), at)
+            at = self._random_lines(greedy, output)
+            scaled = scaled[at]
+        else:
+            chosen = work if len(at) == len(rows) else work[at]
+            scaled = (chosen - best[at, None]).div_(temperature[at, None])
+        drawn_rows = rows[at]
+        uniforms = noise.uniform(batch.noise_seeds[drawn_rows], batch.num_tokens[drawn_rows])
+        want_kept = bool(wanted) and not self.report_raw
+        drawn = draw(scaled, batch.top_k[drawn_rows], batch.top_p[drawn_rows], uniforms, want_kept)
+        output.token_ids[at] = drawn.token_ids.cpu().numpy()
+        if not want_kept:
+            return {}
+        processed = {}
+        for line, i in enumerate(at.tolist()):
+            row = scaled[line] + best[i] / temperature[i]
+            if line in drawn.kept:
+                kept = drawn.kept[line]
+                row = torch.full_like(row, float("-inf")).index_copy_(0, kept, row[kept])
+            processed[i] = row
+        return processed
+
+    @staticmethod
+    def _random_lines(greedy: np.ndarray, output: SamplerOutput) -> np.ndarray:
+        """Lines of logits that are drawn at random and have not failed: [n] int64."""
+        lines = np.flatnonzero(~greedy)
+        return lines[~np.isin(lines, list(output.failed))] if output.failed else lines
+
+    def _apply_processors(
+        self, work: torch.Tensor, rows: np.ndarray, processors: list[LogitsProcessor]
+    ) -> torch.Tensor:
+        """Run the active processors. They see a line for every batch row; lines that are not sampled now hold zeros."""
+        processors = [processor for processor in processors if processor.is_active()]
+        if not processors:
+            return work
+        batch_size = self.batch.batch_size
+        aligned = len(rows) == batch_size and bool((rows == np.arange(batch_size)).all())
+        lines = torch.from_numpy(rows).to(work.device)
+        full = work if aligned else work.new_zeros(batch_size, work.shape[1]).index_copy_(0, lines, work)
+        for processor in processors:
+            view = full[:, : self.batch.vocab_size]
+            result = processor.apply(view)
+            if result is not view:
+                view.copy_(result)
+        return full if aligned else full[lines]
+
+    def _apply_bitmask(self, work: torch.Tensor, lines: np.ndarray, bitmask: np.ndarray) -> None:
+        vocab_size = self.batch.vocab_size
+        bits = np.unpackbits(bitmask.view(np.uint8), axis=1, count=vocab_size, bitorder="little")
+        forbidden = torch.from_numpy(bits == 0).to(work.device)
+        for line, mask in zip(lines.tolist(), forbidden, strict=True):
+            work[line, :vocab_size].masked_fill_(mask, float("-inf"))
+
+    @staticmethod
+    def _fail(output: SamplerOutput, best: torch.Tensor, lines: np.ndarray | None = None) -> None:
+        """Mark rows whose largest logit is not a finite number; `lines` limits the check to some."""
+        values = best.cpu().numpy()
+        for i in np.flatnonzero(~np.isfinite(values)).tolist():
+            if lines is not None and i not in lines:
+                continue
+            if values[i] == -np.inf:
+                output.failed[i] = "no token is left to draw: the request's constraints exclude the whole vocabulary"
+            else:
+                output.failed[i] = f"the model's logits are not finite (largest: {values[i]})"
+
+    @staticmethod
+    def _processed(work: torch.Tensor, wanted: list[int], processed: dict[int, torch.Tensor] | None) -> torch.Tensor:
+        """[len(wanted), width]: the logits that the tokens were drawn from."""
+        processed = processed or {}
+        return torch.stack([processed.get(i, work[i]) for i in wanted])
+
+    def _logprobs(
+        self, reported: torch.Tensor, rows: np.ndarray, wanted: list[int], token_ids: np.ndarray
+    ) -> LogprobsArrays:
+        """Gather for the lines in `wanted`; those with a usual k go together, the others one by one."""
+        reported = reported[:, : self.batch.vocab_size]
+        requests = [self.batch.logprobs[int(rows[i])] for i in wanted]
+        usual = [at for at, params in enumerate(requests) if _has_usual_k(params)]
+        groups = [usual] if usual else []
+        groups += [[at] for at, params in enumerate(requests) if not _has_usual_k(params)]
+        parts = []
+        for group in groups:
+            lines = np.array(wanted)[group]
+            given = requests[group[0]].logprob_token_ids
+            part = gather_logprobs(
+                reported if len(group) == len(wanted) else reported[group],
+                token_ids[lines],
+                max(requests[at].num_logprobs or 0 for at in group),
+                as_logits=self.report_logits,
+                more_token_ids=None if given is None else np.array([given]),
+            )
+            parts.append((lines, part))
+        return parts[0][1] if len(usual) == len(rows) else merge_rows(parts, len(rows))
+
+
+def _has_usual_k(params: SamplingParams) -> bool:
+    return params.logprob_token_ids is None and params.logprobs is not None and 0 <= params.logprobs <= _USUAL_K
