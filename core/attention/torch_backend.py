@@ -41,9 +41,7 @@ class TorchAttentionBackend(AttentionBackend):
             out[start:end] = self._attend_chunk(q[start:end], kv_cache, block_table, seq_len)
         return out
 
-    def _decode(
-        self, q: torch.Tensor, kv_cache: torch.Tensor, metadata: AttentionMetadata, out: torch.Tensor
-    ) -> None:
+    def _decode(self, q: torch.Tensor, kv_cache: torch.Tensor, metadata: AttentionMetadata, out: torch.Tensor) -> None:
         """One query token a request, requests grouped so that the gathered contexts stay within bounds."""
         num_decodes = metadata.num_decodes
         start = 0

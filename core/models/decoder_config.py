@@ -54,9 +54,7 @@ class DecoderConfig:
 def llama_config(hf_config: dict[str, Any]) -> DecoderConfig:
     bias = bool(hf_config.get("attention_bias", False))
     windows = (None,) * int(hf_config["num_hidden_layers"])
-    return _build(
-        hf_config, windows, qkv_bias=bias, o_bias=bias, mlp_bias=bool(hf_config.get("mlp_bias", False))
-    )
+    return _build(hf_config, windows, qkv_bias=bias, o_bias=bias, mlp_bias=bool(hf_config.get("mlp_bias", False)))
 
 
 def mistral_config(hf_config: dict[str, Any]) -> DecoderConfig:

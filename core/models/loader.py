@@ -45,8 +45,9 @@ class SafetensorsSource(TensorSource):
             if name in self._file_of:
                 raise ValueError(f"tensor {name} is in both {self._file_of[name]} and {file.name} of {self.path}")
             piece = opened.get_slice(name)
-            if piece.get_dtype() not in _FLOATING:
-                raise ValueError(f"tensor {name} in {file} is {piece.get_dtype()}; supported are {', '.join(_FLOATING)}")
+            dtype = piece.get_dtype()
+            if dtype not in _FLOATING:
+                raise ValueError(f"tensor {name} in {file} is {dtype}; supported are {', '.join(_FLOATING)}")
             self._file_of[name] = file.name
             self._shapes[name] = tuple(piece.get_shape())
 

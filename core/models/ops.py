@@ -14,9 +14,7 @@ class TorchOps:
         scale = torch.rsqrt(wide.square().mean(-1, keepdim=True).add_(eps))
         return (wide * scale).to(x.dtype).mul_(weight)
 
-    def add_rms_norm(
-        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
-    ) -> torch.Tensor:
+    def add_rms_norm(self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """Adds x to `residual` in place and returns the norm of the sum. Both [num_tokens, size]."""
         residual.add_(x)
         return self.rms_norm(residual, weight, eps)

@@ -1,0 +1,224 @@
+"""Runs the model: takes a step of the scheduler, prepares its inputs from the persistent batch, computes, samples."""
+
+import numpy as np
+import torch
+
+from ...protocol.config import VllmConfig
+from ...protocol.outputs import LogprobsArrays
+from ..attention.interface import KVCache
+from ..attention.selection import get_attention_backend
+from ..models.decoder import Decoder
+from ..models.decoder_config import DecoderConfig
+from ..models.loader import open_checkpoint
+from ..models.ops import TorchOps
+from ..sampling.logprobs import gather_logprobs
+from ..sampling.metadata import SamplingBatch
+from ..sampling.sampler import Sampler, SamplerOutput
+from ..scheduler.output import ModelRunnerOutput, SchedulerOutput
+from .input_batch import InputBatch, StepInputs
+
+_PROMPT_LOGPROB_ROWS = 128
+"""Prompt positions whose logits are held at once."""
+
+
+class ModelRunner:
+    """The model, its cache and its batch. `model` and `kv_caches` are None and empty until loaded, and during sleep."""
+
+    def __init__(self, vllm_config: VllmConfig, config: DecoderConfig) -> None:
+        model_config, scheduler_config = vllm_config.model_config, vllm_config.scheduler_config
+        self.vllm_config = vllm_config
+        self.config = config
+        self.dtype: torch.dtype = getattr(torch, model_config.dtype)
+        self.block_size = vllm_config.cache_config.block_size
+        self.attention_backend = get_attention_backend(config.head_dim, self.block_size, self.dtype)
+        self.model: Decoder | None = None
+        self.kv_caches: list[KVCache] = []
+        self.batch = InputBatch(scheduler_config.max_num_seqs, model_config.max_model_len, self.block_size)
+        self.sampling = SamplingBatch(vllm_config, scheduler_config.max_num_seqs)
+        self.sampler = Sampler(self.sampling, model_config.logprobs_mode)
+
+    @torch.inference_mode()
+    def load_model(self) -> None:
+        """Raises ValueError or FileNotFoundError naming what is wrong with the checkpoint."""
+        with open_checkpoint(self.vllm_config.model_config.model) as source:
+            self.model = Decoder(self.config, source, self.dtype, self.attention_backend, self.block_size, TorchOps())
+
+    def kv_block_bytes(self) -> int:
+        """Bytes of one block over all layers."""
+        config = self.config
+        per_layer = self.attention_backend.bytes_per_block(
+            config.num_kv_heads, config.head_dim, self.block_size, self.dtype
+        )
+        return per_layer * config.num_layers
+
+    @torch.inference_mode()
+    def initialize_kv_cache(self, num_blocks: int) -> None:
+        assert self.model is not None
+        self.kv_caches = [layer.attention.allocate(num_blocks) for layer in self.model.layers]
+
+    @torch.inference_mode()
+    def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
+        """One step. A request that cannot be run is named in `failed_reqs`; the others are unaffected."""
+        failed = self._update_batch(scheduler_output)
+        num_scheduled = scheduler_output.num_scheduled_tokens
+        if failed:
+            num_scheduled = {req_id: count for req_id, count in num_scheduled.items() if req_id not in failed}
+        if not num_scheduled:
+            return ModelRunnerOutput([], [], failed_reqs=failed)
+        inputs = self.batch.prepare(num_scheduled)
+        hidden, prompt_spans = self._run(inputs)
+        num_sampling = len(inputs.sampling)
+        output = ModelRunnerOutput([], [], failed_reqs=failed)
+        if num_sampling:
+            self._sample(scheduler_output, inputs, hidden[:num_sampling], output)
+        if prompt_spans:
+            output.prompt_logprobs = self._prompt_logprobs(hidden[num_sampling:], prompt_spans)
+        return output
+
+    def _update_batch(self, scheduler_output: SchedulerOutput) -> dict[str, str]:
+        """Bring the batch up to date. Returns what is wrong with new requests that could not be taken."""
+        for req_id in scheduler_output.removed_req_ids:
+            row = self.batch.remove(req_id)
+            if row is not None:
+                self.sampling.remove(row)
+        self.batch.update(scheduler_output.scheduled_cached_reqs)
+        failed: dict[str, str] = {}
+        for request in scheduler_output.scheduled_new_reqs:
+            embeds = request.prompt_embeds
+            expected = (request.num_prompt_tokens, self.config.hidden_size)
+            if embeds is not None and embeds.shape != expected:
+                failed[request.req_id] = f"prompt_embeds are of shape {list(embeds.shape)}, expected {list(expected)}"
+                continue
+            row = self.batch.add(request)
+            try:
+                self.sampling.add(row, request)
+            except ValueError as error:
+                self.batch.remove(request.req_id)
+                failed[request.req_id] = str(error)
+        return failed
+
+    def _run(self, inputs: StepInputs) -> tuple[torch.Tensor, list["_PromptSpan"]]:
+        """Hidden states of the tokens to sample from, then those of the prompt positions whose logprobs are wanted."""
+        model = self.model
+        assert model is not None, "the model is asleep"
+        hidden = model.embed(inputs.token_ids)
+        if self.batch.prompt_embeds:
+            self._insert_prompt_embeds(hidden, inputs)
+        output_rows = inputs.starts[1:][inputs.sampling] - 1
+        spans = self._prompt_spans(inputs) if self.batch.prompt_logprobs else []
+        if spans:
+            output_rows = np.concatenate((output_rows, *(np.arange(span.start, span.end) for span in spans)))
+        everything = len(output_rows) == inputs.metadata.num_tokens and not spans
+        hidden = model.forward(
+            hidden, self.kv_caches, inputs.metadata, None if everything else torch.from_numpy(output_rows)
+        )
+        return hidden, spans
+
+    def _insert_prompt_embeds(self, hidden: torch.Tensor, inputs: StepInputs) -> None:
+        for index, row in enumerate(inputs.rows.tolist()):
+            embeds = self.batch.prompt_embeds.get(row)
+            if embeds is None:
+                continue
+            first = int(self.batch.num_computed[row])
+            start, end = inputs.starts[index : index + 2].tolist()
+            count = min(end - start, embeds.shape[0] - first)
+            if count > 0:
+                hidden[start : start + count] = embeds[first : first + count].to(hidden.dtype)
+
+    def _sample(
+        self,
+        scheduler_output: SchedulerOutput,
+        inputs: StepInputs,
+        hidden: torch.Tensor,
+        output: ModelRunnerOutput,
+    ) -> None:
+        """Sample a token for each of `inputs.sampling`, remember it and put it into `output`."""
+        assert self.model is not None
+        rows = inputs.rows[inputs.sampling]
+        grammar_lines, grammar_bitmask = self._grammar(scheduler_output, rows)
+        sampled = self.sampler.sample(self.model.compute_logits(hidden), rows, grammar_lines, grammar_bitmask)
+        token_ids, logprobs = sampled.token_ids, sampled.logprobs
+        if sampled.failed:
+            kept = self._drop_failed(sampled, rows, output.failed_reqs)
+            rows, token_ids = rows[kept], token_ids[kept]
+            if logprobs is not None:
+                logprobs = LogprobsArrays(logprobs.token_ids[kept], logprobs.logprobs[kept], logprobs.ranks[kept])
+        self.batch.append_tokens(rows, token_ids)
+        self.sampling.append_tokens(rows, token_ids)
+        output.req_ids = [self.batch.req_ids[row] for row in rows.tolist()]
+        output.sampled_token_ids = token_ids.tolist()
+        output.logprobs = logprobs
+
+    def _grammar(
+        self, scheduler_output: SchedulerOutput, rows: np.ndarray
+    ) -> tuple[np.ndarray | None, np.ndarray | None]:
+        """The lines of logits that a grammar binds, and the bitmask's lines in the same order."""
+        if scheduler_output.grammar_bitmask is None:
+            return None, None
+        line_of = {row: line for line, row in enumerate(rows.tolist())}
+        lines, kept = [], []
+        for index, req_id in enumerate(scheduler_output.structured_req_ids):
+            line = line_of.get(self.batch.row_of.get(req_id, -1))
+            if line is not None:
+                lines.append(line)
+                kept.append(index)
+        return np.array(lines, dtype=np.int64), scheduler_output.grammar_bitmask[kept]
+
+    def _drop_failed(self, sampled: SamplerOutput, rows: np.ndarray, failed_reqs: dict[str, str]) -> np.ndarray:
+        """Enter the sampler's failures under their request ids. Returns the lines that did not fail, [n] int64."""
+        for line, error in sampled.failed.items():
+            failed_reqs[self.batch.req_ids[rows[line]]] = error
+        return np.array([line for line in range(len(rows)) if line not in sampled.failed], dtype=np.int64)
+
+    def _prompt_spans(self, inputs: StepInputs) -> list["_PromptSpan"]:
+        """Tokens of this step that have a prompt token behind them, of requests that asked for prompt logprobs."""
+        spans = []
+        for index, row in enumerate(inputs.rows.tolist()):
+            k = self.batch.prompt_logprobs.get(row)
+            if k is None:
+                continue
+            first = int(self.batch.num_computed[row])
+            start, end = inputs.starts[index : index + 2].tolist()
+            end = min(end, start + int(self.batch.num_prompt_tokens[row]) - 1 - first)
+            if end > start:
+                targets = self.batch.token_ids[row, first + 1 : first + 1 + end - start].astype(np.int64)
+                spans.append(_PromptSpan(self.batch.req_ids[row], start, end, targets, k))
+        return spans
+
+    def _prompt_logprobs(self, hidden: torch.Tensor, spans: list["_PromptSpan"]) -> dict[str, LogprobsArrays]:
+        """hidden: the states of all spans' tokens, one after another."""
+        assert self.model is not None
+        result, offset = {}, 0
+        for span in spans:
+            parts = []
+            for at in range(0, span.end - span.start, _PROMPT_LOGPROB_ROWS):
+                targets = span.targets[at : at + _PROMPT_LOGPROB_ROWS]
+                first = offset + at
+                logits = self.model.compute_logits(hidden[first : first + len(targets)])
+                parts.append(gather_logprobs(logits, targets, span.k))
+            result[span.req_id] = _concatenate(parts)
+            offset += span.end - span.start
+        return result
+
+
+class _PromptSpan:
+    """Tokens start..end of a step whose next tokens, `targets`, are prompt tokens that want logprobs and the top k."""
+
+    __slots__ = ("end", "k", "req_id", "start", "targets")
+
+    def __init__(self, req_id: str, start: int, end: int, targets: np.ndarray, k: int) -> None:
+        self.req_id = req_id
+        self.start = start
+        self.end = end
+        self.targets = targets
+        self.k = k
+
+
+def _concatenate(parts: list[LogprobsArrays]) -> LogprobsArrays:
+    if len(parts) == 1:
+        return parts[0]
+    return LogprobsArrays(
+        np.concatenate([part.token_ids for part in parts]),
+        np.concatenate([part.logprobs for part in parts]),
+        np.concatenate([part.ranks for part in parts]),
+    )

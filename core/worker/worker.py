@@ -1,0 +1,117 @@
+"""One device's share of the engine: loads the model, holds the cache, sleeps and wakes, profiles.
+
+Executors own workers; `collective_rpc` reaches every public method by name."""
+
+import os
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from ...protocol.config import VllmConfig
+from ..models.decoder import Decoder
+from ..models.registry import resolve_decoder_config
+from ..scheduler.output import ModelRunnerOutput, SchedulerOutput
+from .memory import activation_bytes, available_memory, check_model_fits
+from .model_runner import ModelRunner
+
+CPU_CACHE_SHARE = 0.5
+"""Of the memory that is free once the model is loaded, the share (times gpu_memory_utilization) the cache may take."""
+
+_SLEEP_TAGS = {1: {"kv_cache"}, 2: {"kv_cache", "weights"}}
+
+
+class Worker:
+    """A CPU worker. Raises ValueError at construction when the model is unknown, damaged or too large."""
+
+    def __init__(self, vllm_config: VllmConfig) -> None:
+        self.vllm_config = vllm_config
+        config = resolve_decoder_config(vllm_config.model_config.hf_config)
+        if vllm_config.model_config.quantization is not None:
+            raise ValueError(f"quantization {vllm_config.model_config.quantization!r} is not supported")
+        self.model_runner = ModelRunner(vllm_config, config)
+        check_model_fits(vllm_config.model_config.model, config, self.model_runner.dtype)
+        self.model_runner.load_model()
+        self._num_blocks = 0
+        self._asleep: set[str] = set()
+        self._profiler: torch.profiler.profile | None = None
+        self._profile_prefix = ""
+        self._num_profiles = 0
+
+    def determine_available_memory(self) -> int:
+        """Bytes that the KV cache may take: half of what is free now, less what a step needs."""
+        scheduler_config = self.vllm_config.scheduler_config
+        share = CPU_CACHE_SHARE * self.vllm_config.cache_config.gpu_memory_utilization
+        needed = activation_bytes(
+            self.model_runner.config,
+            self.model_runner.dtype,
+            scheduler_config.max_num_batched_tokens,
+            scheduler_config.max_num_seqs,
+        )
+        return max(0, int(available_memory() * share) - needed)
+
+    def kv_block_bytes(self) -> int:
+        return self.model_runner.kv_block_bytes()
+
+    def initialize_kv_cache(self, num_blocks: int) -> None:
+        self._num_blocks = num_blocks
+        self.model_runner.initialize_kv_cache(num_blocks)
+
+    def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
+        return self.model_runner.execute_model(scheduler_output)
+
+    def sleep(self, level: int = 1) -> None:
+        """Level 1 gives back the cache's memory, level 2 the weights' too; their content is gone.
+
+        Raises ValueError for any other level.
+        """
+        if level not in _SLEEP_TAGS:
+            raise ValueError(f"sleep level is {level}; it must be 1 or 2")
+        self._asleep |= _SLEEP_TAGS[level]
+        self.model_runner.kv_caches = []
+        if level == 2:
+            self.model_runner.model = None
+
+    def wake_up(self, tags: Iterable[str] | None = None) -> None:
+        """Bring back what sleeps: everything, or what `tags` ("weights", "kv_cache") name. Weights are read again."""
+        wanted = set(_SLEEP_TAGS[2] if tags is None else tags)
+        unknown = wanted - _SLEEP_TAGS[2]
+        if unknown:
+            raise ValueError(f"wake-up tags are {', '.join(sorted(unknown))}; known are kv_cache and weights")
+        if "weights" in wanted & self._asleep:
+            self.model_runner.load_model()
+            self._asleep.discard("weights")
+        if "kv_cache" in wanted & self._asleep:
+            self.model_runner.initialize_kv_cache(self._num_blocks)
+            self._asleep.discard("kv_cache")
+
+    def is_sleeping(self) -> bool:
+        return bool(self._asleep)
+
+    def profile(self, is_start: bool = True, profile_prefix: str | None = None) -> str | None:
+        """Start recording, or stop and return the path of the Chrome trace written to the working directory.
+
+        Raises ValueError when already, or not, recording.
+        """
+        if is_start == (self._profiler is not None):
+            raise ValueError(f"the profiler is {'already' if is_start else 'not'} running")
+        if self._profiler is None:
+            self._profile_prefix = profile_prefix or "corespan"
+            self._profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
+            self._profiler.start()
+            return None
+        profiler, self._profiler = self._profiler, None
+        profiler.stop()
+        path = os.path.abspath(f"{self._profile_prefix}-{os.getpid()}-{self._num_profiles}.trace.json")
+        self._num_profiles += 1
+        profiler.export_chrome_trace(path)
+        return path
+
+    def apply_model(self, func: Callable[[Decoder], Any]) -> Any:
+        """Call `func` with the model. Raises RuntimeError while its weights are asleep."""
+        if self.model_runner.model is None:
+            raise RuntimeError("the model's weights are asleep")
+        return func(self.model_runner.model)
+
+    def check_health(self) -> None:
+        """The worker answers; a worker in this process is as healthy as its caller."""
