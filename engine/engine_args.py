@@ -20,11 +20,14 @@ from ..protocol.config import (
     VllmConfig,
 )
 from ..protocol.param_checks import as_int, float_in, int_at_least, reject
+from .hub import DEFAULT_MODEL
 from .model_source import ModelFiles, resolve_model
 
-DEFAULT_MODEL = "smollm2-135m"
 AUTO = -1
 """As `max_model_len`: the model's own limit, or less where the KV cache is too small for it."""
+
+DEFAULT_EXECUTOR_CLASS = f"{__name__.partition('.')[0]}.core.executor.uniproc:UniProcExecutor"
+"""Named, not imported: the user's process never loads it where the core has one of its own."""
 
 _DTYPES = {
     "bfloat16": "bfloat16",

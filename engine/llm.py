@@ -1,0 +1,315 @@
+"""`LLM`: the offline entry point. Batches of prompts in, lists of outputs in the same order out."""
+
+import itertools
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal
+
+from ..client.base import EngineCoreClient, PauseMode
+from ..protocol.config import ModelConfig
+from ..protocol.params import BeamSearchParams, RequestOutputKind, SamplingParams
+from .controls import EngineControls
+from .engine_args import EngineArgs, UsageContext
+from .generation_defaults import default_sampling_params
+from .llm_engine import LLMEngine
+from .outputs import RequestOutput
+from .renderer import ChatParams, PromptType, to_conversation_list, to_prompt_list
+from .tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from .beam_search import BeamSearchOutput
+    from .metrics.reader import Metric
+
+UseTqdm = bool | Callable[..., Any]
+"""Whether to show progress, or what makes the bar in place of tqdm."""
+
+
+class LLM(EngineControls):
+    """One model and its engine. Used by one thread at a time; also a context manager, which shuts the engine down.
+
+    `engine_args` are the fields of `EngineArgs`. The core runs in a process of its own unless
+    VLLM_ENABLE_V1_MULTIPROCESSING=0. Statistics are off unless `disable_log_stats=False` is given.
+    """
+
+    def __init__(self, model: str, **engine_args: Any) -> None:
+        engine_args.setdefault("disable_log_stats", True)
+        self.llm_engine = LLMEngine.from_engine_args(EngineArgs(model=model, **engine_args), UsageContext.LLM_CLASS)
+        self.request_counter = itertools.count()
+        self._enqueued: list[str] = []
+        self._finished: dict[str, RequestOutput] = {}  # of enqueued requests that ended while others were waited for
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs) -> "LLM":
+        return cls(**vars(engine_args))
+
+    @property
+    def engine_core(self) -> EngineCoreClient:  # type: ignore[override]
+        return self.llm_engine.engine_core
+
+    @property
+    def model_config(self) -> ModelConfig:
+        return self.llm_engine.model_config
+
+    def get_tokenizer(self) -> Tokenizer:
+        """Raises ValueError for an engine that runs on token ids alone."""
+        return self.llm_engine.get_tokenizer()
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What `sampling_params=None` stands for: the model's generation config over vLLM's defaults."""
+        return default_sampling_params(self.model_config)
+
+    def generate(
+        self,
+        prompts: PromptType | Sequence[PromptType],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: UseTqdm = True,
+        priority: Sequence[int] | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """One output a prompt, in the prompts' order. A list of ints is one prompt; any other list is a batch.
+
+        `sampling_params` and `priority` are one for all, or a sequence with one a prompt. Raises ValueError or
+        TypeError for the first prompt or parameter that cannot be served, and then none of the batch stays queued.
+        """
+        batch = to_prompt_list(prompts)
+        request_ids, _ = self._add_batch(batch, len(batch), sampling_params, priority, tokenization_kwargs, use_tqdm)
+        return self._complete(request_ids, use_tqdm)
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: UseTqdm = True,
+        chat_template: str | None = None,
+        chat_template_content_format: Literal["auto", "string", "openai"] = "auto",
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: list[dict[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """`generate` for conversations, one (a list of messages) or several, put into text by the chat template.
+
+        Raises ValueError where neither the model nor the call has a template, or the template refuses the messages.
+        """
+        conversations = to_conversation_list(messages)
+        chat_params = ChatParams(
+            chat_template=chat_template,
+            chat_template_content_format=chat_template_content_format,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            chat_template_kwargs=chat_template_kwargs or {},
+        )
+        prompts = self._render_chats(conversations, chat_params, tokenization_kwargs)
+        request_ids, _ = self._add_batch(prompts, len(conversations), sampling_params, None, None, use_tqdm)
+        return self._complete(request_ids, use_tqdm)
+
+    def enqueue(
+        self,
+        prompts: PromptType | Sequence[PromptType],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        priority: Sequence[int] | None = None,
+        use_tqdm: UseTqdm = True,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[str]:
+        """Queues prompts for `wait_for_completion`; returns their internal request ids. Arguments as for `generate`."""
+        batch = to_prompt_list(prompts)
+        request_ids, internal_ids = self._add_batch(
+            batch, len(batch), sampling_params, priority, tokenization_kwargs, use_tqdm
+        )
+        self._enqueued += request_ids
+        return internal_ids
+
+    def wait_for_completion(self, *, use_tqdm: UseTqdm = True) -> list[RequestOutput]:
+        """The outputs of everything enqueued since the last call, in the order of enqueueing."""
+        request_ids, self._enqueued = self._enqueued, []
+        return self._complete(request_ids, use_tqdm)
+
+    def beam_search(
+        self,
+        prompts: Sequence[PromptType],
+        params: BeamSearchParams,
+        use_tqdm: UseTqdm = False,
+        concurrency_limit: int | None = None,
+    ) -> "list[BeamSearchOutput]":
+        """The best `params.beam_width` continuations of each prompt; at most `concurrency_limit` prompts at once."""
+        from .beam_search import beam_search
+
+        return beam_search(self, prompts, params, use_tqdm, concurrency_limit)
+
+    def pause_generation(self, mode: PauseMode = "abort", clear_cache: bool = True) -> None:
+        """Stops scheduling; what is enqueued is aborted, waited for or kept, and new prompts queue."""
+        self.llm_engine.pause_generation(mode, clear_cache)
+
+    def resume_generation(self) -> None:
+        self.llm_engine.resume_generation()
+
+    def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
+        """Pauses, then gives memory back: level 0 none, 1 the KV cache's, 2 the weights' too."""
+        self.llm_engine.sleep(level, mode)
+
+    def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """Takes memory back, all of it or what `tags` names, and goes on once it is complete."""
+        self.llm_engine.wake_up(tags)
+
+    def get_metrics(self) -> "list[Metric]":
+        """A snapshot of every figure, under Prometheus' names. Needs `disable_log_stats=False`."""
+        return self.llm_engine.get_metrics()
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        """Ends the engine. Repeated calls do nothing; an LLM that is dropped does it by itself."""
+        self.llm_engine.shutdown(timeout)
+
+    def __enter__(self) -> "LLM":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.shutdown()
+
+    def _render_chats(
+        self,
+        conversations: Iterable[Sequence[Any]],
+        chat_params: ChatParams,
+        tokenization_kwargs: Mapping[str, Any] | None,
+    ) -> Iterator[PromptType]:
+        """Each conversation's prompt, rendered when it is asked for."""
+        renderer = self.llm_engine.renderer
+        tok_params = renderer.default_chat_tok_params.with_kwargs(tokenization_kwargs)
+        for conversation in conversations:
+            yield from renderer.render_chat([conversation], chat_params, tok_params)[1]
+
+    def _add_batch(
+        self,
+        prompts: Iterable[PromptType],
+        count: int,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        priority: Sequence[int] | None,
+        tokenization_kwargs: Mapping[str, Any] | None,
+        use_tqdm: UseTqdm,
+    ) -> tuple[list[str], list[str]]:
+        """Queues `count` prompts, all or none of them. Returns their ids: the outputs', and the internal ones."""
+        if sampling_params is None:
+            sampling_params = self.get_default_sampling_params()
+        all_params = _final_only(_one_each("sampling_params", sampling_params, SamplingParams, count))
+        priorities = _one_each("priority", 0 if priority is None else priority, int, count)
+        request_ids: list[str] = []
+        internal_ids: list[str] = []
+        try:
+            for prompt, params, each_priority in zip(
+                _progress(prompts, count, use_tqdm, "Adding requests"), all_params, priorities, strict=True
+            ):
+                request_ids.append(str(next(self.request_counter)))
+                internal_ids.append(
+                    self.llm_engine.add_request(
+                        request_ids[-1],
+                        prompt,
+                        params,
+                        tokenization_kwargs=tokenization_kwargs,
+                        priority=each_priority,
+                    )
+                )
+        except BaseException:
+            self.llm_engine.abort_request(request_ids)
+            raise
+        return request_ids, internal_ids
+
+    def _complete(self, request_ids: list[str], use_tqdm: UseTqdm) -> list[RequestOutput]:
+        """Steps until all of `request_ids` have ended; their outputs in that order. On an exception they are aborted."""
+        unfinished = set(request_ids) - self._finished.keys()
+        bar = CompletionBar(len(unfinished), use_tqdm) if use_tqdm else None
+        try:
+            while unfinished and self.llm_engine.has_unfinished_requests():
+                self._ensure_progress()
+                for output in self.llm_engine.step():
+                    if not output.finished:
+                        continue
+                    self._finished[output.request_id] = output
+                    if output.request_id in unfinished:
+                        unfinished.remove(output.request_id)
+                        if bar is not None:
+                            bar.update(output)
+        except BaseException:
+            self.llm_engine.abort_request(sorted(unfinished, key=int))
+            for request_id in request_ids:
+                self._finished.pop(request_id, None)
+            raise
+        finally:
+            if bar is not None:
+                bar.close()
+        return [self._finished.pop(request_id) for request_id in request_ids if request_id in self._finished]
+
+    def _ensure_progress(self) -> None:
+        """Raises RuntimeError where the engine is paused or asleep and so nothing would ever come."""
+        if self.llm_engine.is_stalled():
+            raise RuntimeError("the engine is paused or asleep: call resume_generation() or wake_up() first")
+
+
+class CompletionBar:
+    """The bar of finished prompts, with the rates of tokens in and out since the start."""
+
+    def __init__(self, total: int, use_tqdm: UseTqdm) -> None:
+        postfix = f"est. speed input: {0:.2f} toks/s, output: {0:.2f} toks/s"
+        make_bar = use_tqdm if callable(use_tqdm) else _tqdm()
+        self._bar = make_bar(total=total, desc="Processed prompts", dynamic_ncols=True, postfix=postfix)
+        self._start = time.perf_counter()
+        self._num_input_tokens = 0
+        self._num_output_tokens = 0
+
+    def update(self, output: RequestOutput) -> None:
+        self._num_input_tokens += len(output.prompt_token_ids or ())
+        self._num_output_tokens += sum(len(completion.token_ids) for completion in output.outputs)
+        elapsed = max(time.perf_counter() - self._start, 1e-9)
+        self._bar.postfix = (
+            f"est. speed input: {self._num_input_tokens / elapsed:.2f} toks/s, "
+            f"output: {self._num_output_tokens / elapsed:.2f} toks/s"
+        )
+        self._bar.update(1)
+
+    def close(self) -> None:
+        self._bar.close()
+
+
+def _progress(prompts: Iterable[PromptType], count: int, use_tqdm: UseTqdm, description: str) -> Iterable[PromptType]:
+    if not use_tqdm:
+        return prompts
+    make_bar = use_tqdm if callable(use_tqdm) else _tqdm()
+    bar: Iterator[PromptType] = make_bar(prompts, total=count, desc=description)
+    return bar
+
+
+def _tqdm() -> Callable[..., Any]:
+    from tqdm.auto import tqdm
+
+    factory: Callable[..., Any] = tqdm
+    return factory
+
+
+def _one_each(name: str, given: Any, kind: type, count: int) -> list[Any]:
+    """`given` for each of `count` prompts. Raises ValueError where it is a sequence of another length, TypeError."""
+    if isinstance(given, kind):
+        return [given] * count
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        raise TypeError(f"{name} must be a {kind.__name__} or a sequence of them, got {type(given).__name__}")
+    if len(given) != count:
+        raise ValueError(f"{name} has {len(given)} entries for {count} prompts")
+    for each in given:
+        if not isinstance(each, kind):
+            raise TypeError(f"{name} must hold {kind.__name__}, got {each!r}")
+    return list(given)
+
+
+def _final_only(all_params: Sequence[SamplingParams]) -> list[SamplingParams]:
+    """The params with FINAL_ONLY outputs; the caller's own objects stay as they are."""
+    prepared: dict[int, SamplingParams] = {}
+    for params in all_params:
+        if id(params) not in prepared:
+            prepared[id(params)] = params
+            if params.output_kind != RequestOutputKind.FINAL_ONLY:
+                prepared[id(params)] = params.clone()
+                prepared[id(params)].output_kind = RequestOutputKind.FINAL_ONLY
+    return [prepared[id(params)] for params in all_params]

@@ -1,0 +1,236 @@
+"""`LLMEngine`: requests in, outputs out, one `step()` at a time, for callers that may block. `LLM` is built on it."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..client.base import EngineCoreClient, PauseMode, SyncEngineCoreClient
+from ..protocol import envs
+from ..protocol.config import ModelConfig, VllmConfig
+from ..protocol.params import SamplingParams
+from ..protocol.requests import EngineCoreRequest
+from .controls import EngineControls
+from .engine_args import DEFAULT_EXECUTOR_CLASS, EngineArgs, UsageContext
+from .input_processor import InputProcessor
+from .metrics.loggers import StatLoggerFactory, StatLoggerManager
+from .metrics.stats import IterationStats
+from .output_processor import OutputProcessor
+from .outputs import RequestOutput
+from .parallel_sampling import ParentRequest
+from .renderer import PromptType, Renderer
+from .tokenizer import Tokenizer, get_tokenizer
+
+if TYPE_CHECKING:
+    from .metrics.reader import Metric
+
+logger = logging.getLogger("corespan.engine")
+
+
+class LLMEngine(EngineControls):
+    """Owns the client to one core. Used by one thread at a time.
+
+    With the core in this process `model_executor` is its executor; otherwise there is no such attribute.
+    """
+
+    def __init__(
+        self,
+        vllm_config: VllmConfig,
+        executor_class: str = DEFAULT_EXECUTOR_CLASS,
+        log_stats: bool = False,
+        *,
+        stat_loggers: Sequence[StatLoggerFactory] = (),
+        multiprocess_mode: bool = False,
+    ) -> None:
+        """`executor_class` is "package.module:Class". Raises what the core's start raises."""
+        self.tokenizer = get_tokenizer(vllm_config.model_config)
+        self.log_stats = log_stats
+        self.engine_core: SyncEngineCoreClient = EngineCoreClient.make_client(
+            multiprocess_mode, False, vllm_config, executor_class, log_stats
+        )
+        self.vllm_config = self.engine_core.vllm_config
+        self.renderer = Renderer(self.vllm_config.model_config, self.tokenizer)
+        self.input_processor = InputProcessor(self.vllm_config, self.tokenizer, self.renderer)
+        self.output_processor = OutputProcessor(
+            self.tokenizer, log_stats, self.vllm_config.scheduler_config.stream_interval
+        )
+        self.logger_manager = StatLoggerManager(self.vllm_config, stat_loggers) if log_stats else None
+        self._halted = False  # by pause_generation() or sleep()
+        self._warned_of_ready_request = False
+        if not multiprocess_mode:
+            self.model_executor = self.engine_core.engine_core.executor  # type: ignore[attr-defined]
+
+    @classmethod
+    def from_vllm_config(
+        cls,
+        vllm_config: VllmConfig,
+        *,
+        stat_loggers: Sequence[StatLoggerFactory] = (),
+        disable_log_stats: bool = False,
+    ) -> "LLMEngine":
+        """The core runs in a process of its own unless VLLM_ENABLE_V1_MULTIPROCESSING=0."""
+        return cls(
+            vllm_config,
+            log_stats=not disable_log_stats,
+            stat_loggers=stat_loggers,
+            multiprocess_mode=envs.VLLM_ENABLE_V1_MULTIPROCESSING,
+        )
+
+    @classmethod
+    def from_engine_args(
+        cls,
+        engine_args: EngineArgs,
+        usage_context: UsageContext = UsageContext.ENGINE_CONTEXT,
+        *,
+        stat_loggers: Sequence[StatLoggerFactory] = (),
+        enable_multiprocessing: bool = False,
+    ) -> "LLMEngine":
+        """`enable_multiprocessing` puts the core into a process of its own whatever the environment says."""
+        return cls(
+            engine_args.create_engine_config(usage_context),
+            log_stats=not engine_args.disable_log_stats,
+            stat_loggers=stat_loggers,
+            multiprocess_mode=enable_multiprocessing or envs.VLLM_ENABLE_V1_MULTIPROCESSING,
+        )
+
+    @property
+    def model_config(self) -> ModelConfig:
+        return self.vllm_config.model_config
+
+    def get_tokenizer(self) -> Tokenizer:
+        """Raises ValueError for an engine that runs on token ids alone."""
+        if self.tokenizer is None:
+            raise ValueError("the engine has no tokenizer (skip_tokenizer_init, or the model comes without one)")
+        return self.tokenizer
+
+    def add_request(
+        self,
+        request_id: str,
+        prompt: PromptType | EngineCoreRequest,
+        params: SamplingParams,
+        arrival_time: float | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        trace_headers: dict[str, str] | None = None,
+        priority: int = 0,
+        prompt_text: str | None = None,
+    ) -> str:
+        """Queues one request and returns its internal id, which is unique; outputs carry `request_id`.
+
+        A prepared `EngineCoreRequest` in place of a prompt keeps its own id, and `prompt_text` is then its text.
+        Raises TypeError and ValueError for what cannot be served, before anything is queued, and EngineDeadError.
+        """
+        if not isinstance(request_id, str):
+            raise TypeError(f"request_id must be a string, got {request_id!r} of type {type(request_id).__name__}")
+        if isinstance(prompt, EngineCoreRequest):
+            request = self._adopt(request_id, prompt)
+        else:
+            request, prompt_text = self.input_processor.process(
+                request_id, prompt, params, arrival_time, tokenization_kwargs, trace_headers, priority
+            )
+        self.input_processor.assign_request_id(request)
+        self._add(request, prompt_text)
+        return request.request_id
+
+    def abort_request(self, request_ids: Sequence[str], internal: bool = False) -> None:
+        """Ends requests without further output. Ids are the caller's, or internal ones; unknown ids are ignored."""
+        iteration_stats = IterationStats() if self.log_stats else None
+        self.engine_core.abort_requests(
+            self.output_processor.abort_requests(request_ids, internal, iteration_stats)
+        )
+        if self.logger_manager is not None:
+            self.logger_manager.record(None, iteration_stats)
+
+    def step(self) -> list[RequestOutput]:
+        """Outputs of the requests that have news; waits for the core where it has a process of its own.
+
+        Returns an empty list at once when nothing is unfinished. Raises EngineDeadError.
+        """
+        if not self.has_unfinished_requests():
+            return []
+        outputs = self.engine_core.get_output()
+        iteration_stats = IterationStats() if self.log_stats else None
+        processed = self.output_processor.process_outputs(outputs.outputs, outputs.timestamp, iteration_stats)
+        self.engine_core.abort_requests(processed.reqs_to_abort)
+        if self.logger_manager is not None:
+            self.logger_manager.record(outputs.scheduler_stats, iteration_stats)
+            self.logger_manager.log_if_due()
+        return processed.request_outputs
+
+    def has_unfinished_requests(self) -> bool:
+        return self.output_processor.has_unfinished_requests()
+
+    def get_num_unfinished_requests(self) -> int:
+        """Each of a request's n answers counts."""
+        return self.output_processor.get_num_unfinished_requests()
+
+    def pause_generation(self, mode: PauseMode = "abort", clear_cache: bool = True) -> None:
+        """Stops scheduling: requests in flight are aborted, waited for or kept; new ones queue.
+
+        What ends a request here comes out of the next `step()`.
+        """
+        self._halted = True
+        self.engine_core.pause_scheduler(mode, clear_cache)
+
+    def resume_generation(self) -> None:
+        self.engine_core.resume_scheduler()
+        self._halted = False
+
+    def is_stalled(self) -> bool:
+        """Whether the engine is paused or asleep, and nothing will come out of it before it is woken."""
+        if not self._halted:
+            return False
+        return sum(self.engine_core.get_request_counts()) >= self.get_num_unfinished_requests()
+
+    def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
+        """Pauses, then gives memory back: level 0 none, 1 the KV cache's, 2 the weights' too. New requests queue."""
+        self._halted = True
+        self.engine_core.sleep(level, mode)
+        self._record_sleep_state(level)
+
+    def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """Takes memory back, all of it or what `tags` names ("weights", "kv_cache"), and goes on once it is complete."""
+        self.engine_core.wake_up(tags)
+        if not self.engine_core.is_sleeping():
+            self._halted = False
+            self._record_sleep_state(0)
+
+    def get_metrics(self) -> "list[Metric]":
+        """A snapshot of every figure, under Prometheus' names. Needs `disable_log_stats=False`."""
+        if self.logger_manager is None:
+            raise RuntimeError("there are no statistics: build the engine with disable_log_stats=False")
+        return self.logger_manager.get_metrics()
+
+    def do_log_stats(self) -> None:
+        """Writes the line of statistics now."""
+        if self.logger_manager is not None:
+            self.logger_manager.log()
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        """Ends the core. Repeated calls do nothing; an engine that is dropped does it by itself."""
+        self.engine_core.shutdown(timeout)
+
+    def _adopt(self, request_id: str, request: EngineCoreRequest) -> EngineCoreRequest:
+        if not self._warned_of_ready_request:
+            self._warned_of_ready_request = True
+            logger.warning("add_request() was handed an EngineCoreRequest; a rendered prompt is the way to do this")
+        if request.request_id != request_id:
+            logger.warning("The request's own id %r wins over request_id=%r", request.request_id, request_id)
+        return request
+
+    def _add(self, request: EngineCoreRequest, prompt_text: str | None) -> None:
+        """Registers and sends the request, or its n children; on any failure none of them stays."""
+        n = request.sampling_params.n
+        parent = ParentRequest(request) if n > 1 else None
+        children = [request] if parent is None else [parent.make_child(index) for index in range(n)]
+        registered: list[str] = []
+        try:
+            for index, child in enumerate(children):
+                self.output_processor.add_request(child, prompt_text, parent, index)
+                registered.append(child.request_id)
+                self.engine_core.add_request(child)
+        except BaseException:
+            self.abort_request(registered, internal=True)
+            raise
+
+    def _record_sleep_state(self, level: int) -> None:
+        if self.logger_manager is not None:
+            self.logger_manager.record_sleep_state(level)
