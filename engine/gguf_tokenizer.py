@@ -164,9 +164,9 @@ def _added_tokens(metadata: dict[str, Any], vocab: dict[str, int], byte_level: b
             special[token_id] = token_type == _CONTROL
     named = [metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos", "unknown", "padding")]
     defaults = [] if byte_level else [vocab.get(token) for token in ("<unk>", "<s>", "</s>")]
-    for token_id in (*named, *defaults):
-        if token_id is not None and vocab.get(tokens[token_id]) == token_id:
-            special[token_id] = True
+    for named_id in (*named, *defaults):
+        if named_id is not None and vocab.get(tokens[named_id]) == named_id:
+            special[named_id] = True
     return [
         {
             "id": token_id,

@@ -1,0 +1,181 @@
+"""Renders a model's chat template, untrusted jinja2 code, in a sandbox. Called by the tokenizer.
+
+A template meets the same environment as in transformers: the same filters, functions and whitespace rules.
+"""
+
+import dataclasses
+import datetime
+import functools
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+_CUT_MARK = "CONTINUE_FINAL_MESSAGE_TAG "
+
+
+def render_chat_template(
+    template: str,
+    messages: Sequence[Any],
+    *,
+    tools: Sequence[dict[str, Any]] | None = None,
+    add_generation_prompt: bool = False,
+    continue_final_message: bool = False,
+    variables: Mapping[str, Any] | None = None,
+) -> str:
+    """The prompt text of a conversation.
+
+    Raises ValueError where the template does not parse, fails or refuses the messages, and TypeError where a message
+    is not a dict.
+    """
+    if continue_final_message and add_generation_prompt:
+        raise ValueError("continue_final_message and add_generation_prompt exclude each other")
+    conversation = _checked(messages)
+    final_text = _mark_final_message(conversation) if continue_final_message else None
+    try:
+        rendered = _compile(template).render(
+            messages=conversation,
+            tools=_plain(list(tools)) if tools is not None else None,
+            documents=None,
+            add_generation_prompt=add_generation_prompt,
+            **{name: _plain(value) for name, value in (variables or {}).items() if name not in _OWN_VARIABLES},
+        )
+    except Exception as error:  # whatever the template's code runs into is the template's fault, or the messages'
+        raise ValueError(f"the chat template failed: {error or type(error).__name__}") from error
+    return rendered if final_text is None else _cut_at_mark(rendered, final_text)
+
+
+_OWN_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt")
+
+
+def _checked(messages: Sequence[Any]) -> list[dict[str, Any]]:
+    """Plain copies of the messages, without the keys whose value is None (templates take those for text)."""
+    if isinstance(messages, (str, bytes)) or not isinstance(messages, Sequence):
+        raise TypeError(f"a conversation is a list of messages, got {type(messages).__name__}")
+    if not messages:
+        raise ValueError("the conversation is empty; it must hold at least one message")
+    conversation = []
+    for message in messages:
+        plain = _plain(message)
+        if not isinstance(plain, dict):
+            raise TypeError(f"a chat message is a dict with 'role' and 'content', got {type(message).__name__}")
+        if "role" not in plain:
+            raise ValueError(f"a chat message needs a 'role'; this one has {sorted(plain)}")
+        conversation.append({key: value for key, value in plain.items() if value is not None})
+    return conversation
+
+
+def _plain(value: Any) -> Any:
+    """`value` rebuilt from plain JSON types, so that a template can reach no object's methods."""
+    if value is None or type(value) in (str, int, float, bool):
+        return value
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, Mapping):
+        return {_plain(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if callable(dump := getattr(value, "model_dump", None)):
+        return _plain(dump())
+    for kind in (int, float):
+        if isinstance(value, kind):
+            return kind(value)
+    return f"<{type(value).__name__}>"
+
+
+def _mark_final_message(conversation: list[dict[str, Any]]) -> str:
+    """Put the cut mark behind the last message's text, which is returned."""
+    content = conversation[-1].get("content")
+    if isinstance(content, str):
+        conversation[-1]["content"] = content + _CUT_MARK
+        return content
+    for part in reversed(content or ()):
+        if isinstance(part, dict) and isinstance(text := part.get("text"), str):
+            part["text"] = text + _CUT_MARK
+            return text
+    raise ValueError("continue_final_message needs a text to continue in the last message")
+
+
+def _cut_at_mark(rendered: str, final_text: str) -> str:
+    mark = _CUT_MARK.strip()
+    if mark not in rendered or final_text.strip() not in rendered:
+        raise ValueError("continue_final_message: the chat template does not write out the last message's text")
+    position = rendered.rindex(mark)
+    # Without the mark's trailing space the template has trimmed the message, so the continuation starts trimmed too.
+    trimmed = not rendered.startswith(_CUT_MARK, position)
+    return rendered[:position].rstrip() if trimmed else rendered[:position]
+
+
+class _GenerationTag(Extension):
+    """`{% generation %}...{% endgeneration %}` marks text for training; here its body is just text."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(layout: str) -> str:
+    return datetime.datetime.now().strftime(layout)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+@functools.cache
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    functions: dict[str, Callable[..., Any]] = {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
+    environment.globals.update(functions)
+    return environment
+
+
+@functools.lru_cache(maxsize=32)
+def _compile(template: str) -> jinja2.Template:
+    return _environment().from_string(template)
+
+
+@functools.lru_cache(maxsize=32)
+def reads_content_parts(template: str) -> bool:
+    """Whether the template goes through the parts of a message's content; most take it for text."""
+    try:
+        tree = _environment().parse(template)
+    except jinja2.TemplateError:
+        return False
+    names = {"content"}
+    for assignment in tree.find_all(nodes.Assign):
+        if isinstance(assignment.target, nodes.Name) and _names_content(assignment.node, names):
+            names.add(assignment.target.name)
+    return any(_names_content(loop.iter, names) for loop in tree.find_all(nodes.For))
+
+
+def _names_content(node: nodes.Node | None, names: set[str]) -> bool:
+    if isinstance(node, nodes.Filter):
+        return _names_content(node.node, names)
+    if isinstance(node, nodes.Getattr):
+        return node.attr == "content"
+    if isinstance(node, nodes.Getitem):
+        return isinstance(node.arg, nodes.Const) and node.arg.value == "content"
+    return isinstance(node, nodes.Name) and node.name in names

@@ -1,0 +1,133 @@
+"""Makes an `EngineCoreRequest` of a prompt and its params: tokenised, checked, complete. Used by both engines.
+
+Whatever is wrong with a request is raised here, in the caller's face, before anything is sent.
+"""
+
+import logging
+import secrets
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from ..protocol import envs
+from ..protocol.config import VllmConfig
+from ..protocol.errors import VLLMValidationError
+from ..protocol.params import SamplingParams
+from ..protocol.requests import EngineCoreRequest
+from .parallel_sampling import noise_seed_of
+from .renderer import EngineInput, Renderer, truncate
+from .tokenizer import Tokenizer, check_encodable
+
+logger = logging.getLogger("corespan.engine")
+
+
+class InputProcessor:
+    """Knows the model's limits. Safe to call from several threads."""
+
+    def __init__(self, vllm_config: VllmConfig, tokenizer: Tokenizer | None, renderer: Renderer | None = None) -> None:
+        self.model_config = vllm_config.model_config
+        self.tokenizer = tokenizer
+        self.renderer = renderer or Renderer(self.model_config, tokenizer)
+        self._generation_config = dict(self.model_config.generation_config)
+        if "eos_token_id" in self.model_config.hf_config:
+            self._generation_config.setdefault("eos_token_id", self.model_config.hf_config["eos_token_id"])
+        self._tokenizer_len = None if tokenizer is None else tokenizer.max_token_id + 1
+
+    def process_inputs(
+        self,
+        request_id: str,
+        prompt: Any,
+        params: SamplingParams,
+        arrival_time: float | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        trace_headers: Mapping[str, str] | None = None,
+        priority: int = 0,
+    ) -> tuple[EngineCoreRequest, str | None]:
+        """A request under the caller's id (`assign_request_id` gives it the engine's), and the prompt's text if known.
+
+        `params` is left as it was. Raises TypeError for arguments of the wrong type and ValueError
+        (VLLMValidationError where one parameter is at fault) for values that this model cannot serve.
+        """
+        _check_types(request_id, params, priority, trace_headers)
+        params.verify(self.model_config, self._tokenizer_len)
+        rendered = self._render(prompt, params, tokenization_kwargs)
+        token_ids = rendered["prompt_token_ids"]
+        self._check_prompt(rendered, params)
+        request = EngineCoreRequest(
+            request_id=request_id,
+            prompt_token_ids=token_ids,
+            sampling_params=self._complete(params, len(token_ids)),
+            arrival_time=rendered.get("arrival_time", time.time()) if arrival_time is None else arrival_time,
+            noise_seed=noise_seed_of(params.seed),
+            priority=priority,
+            cache_salt=rendered.get("cache_salt"),
+            trace_headers=None if trace_headers is None else dict(trace_headers),
+            prompt_embeds=rendered.get("prompt_embeds"),
+        )
+        return request, rendered.get("prompt")
+
+    def assign_request_id(self, request: EngineCoreRequest) -> None:
+        """Give the request an internal id that no other has, and keep the caller's beside it.
+
+        Raises ValueError for a request that has been through this before.
+        """
+        if request.external_req_id is not None:
+            raise ValueError(f"the request {request.external_req_id!r} has its internal id already; make a new request")
+        request.external_req_id = request.request_id
+        if not envs.VLLM_DISABLE_REQUEST_ID_RANDOMIZATION:
+            request.request_id = f"{request.request_id}-{secrets.token_hex(4)}"
+
+    def _render(self, prompt: Any, params: SamplingParams, kwargs: Mapping[str, Any] | None) -> EngineInput:
+        tok_params = self.renderer.default_cmpl_tok_params.with_kwargs(kwargs)
+        if params.truncate_prompt_tokens is not None:
+            tok_params = tok_params.with_kwargs({"truncate_prompt_tokens": params.truncate_prompt_tokens})
+        (rendered,) = self.renderer.render_cmpl([prompt], tok_params)
+        return truncate(rendered, tok_params, self.model_config.max_model_len)
+
+    def _check_prompt(self, rendered: EngineInput, params: SamplingParams) -> None:
+        token_ids = rendered["prompt_token_ids"]
+        if not token_ids:
+            raise ValueError("the prompt is empty: it has no token")
+        limit = self.model_config.max_model_len
+        if len(token_ids) >= limit:
+            raise VLLMValidationError(
+                f"the prompt has {len(token_ids)} tokens; with max_model_len {limit} it may have at most {limit - 1}, "
+                "which leaves room for one token of output",
+                parameter="input_tokens",
+                value=len(token_ids),
+            )
+        vocab_size = self.model_config.vocab_size
+        for token_id in (min(token_ids), max(token_ids)):
+            if not 0 <= token_id < vocab_size:
+                raise VLLMValidationError(
+                    f"the prompt holds the token id {token_id}; this model's ids are 0..{vocab_size - 1}",
+                    parameter="prompt_token_ids",
+                    value=token_id,
+                )
+        if rendered["type"] == "embeds" and params.prompt_logprobs is not None:
+            raise ValueError("prompt_logprobs need a prompt of token ids; this one consists of prompt_embeds")
+
+    def _complete(self, params: SamplingParams, num_prompt_tokens: int) -> SamplingParams:
+        """The params the core works by: the model's end tokens, its room for output, bad words as token ids."""
+        completed = params.clone()
+        if completed.max_tokens is None:
+            completed.max_tokens = self.model_config.max_model_len - num_prompt_tokens
+        eos_token_id = None if self.tokenizer is None else self.tokenizer.eos_token_id
+        completed.update_from_generation_config(self._generation_config, eos_token_id)
+        completed.update_bad_words(self.tokenizer, self.model_config.vocab_size)
+        return completed
+
+
+def _check_types(request_id: object, params: object, priority: object, trace_headers: Mapping[str, str] | None) -> None:
+    if not isinstance(request_id, str):
+        raise TypeError(f"request_id must be a str, got {type(request_id).__name__}")
+    check_encodable(request_id)
+    if not isinstance(params, SamplingParams):
+        raise TypeError(f"params must be SamplingParams, got {type(params).__name__}")
+    if isinstance(priority, bool) or not isinstance(priority, int):
+        raise TypeError(f"priority must be an int, got {type(priority).__name__}")
+    if not -(2**63) <= priority < 2**63:
+        raise ValueError(f"priority is {priority}; it must be a signed 64-bit integer")
+    for name, value in (trace_headers or {}).items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise TypeError(f"trace_headers must map str to str, got {name!r}: {value!r}")

@@ -1,0 +1,334 @@
+"""From what a user calls a prompt to what the engine takes: token ids or embeddings.
+
+Called by the input processor for raw prompts and by `LLM` for chats; users may call it to prepare requests themselves.
+"""
+
+import dataclasses
+import json
+import logging
+import operator
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NotRequired, TypedDict, cast
+
+import numpy as np
+
+from ..protocol.config import ModelConfig
+from ..protocol.errors import VLLMValidationError
+from .chat_template import reads_content_parts
+from .tokenizer import Tokenizer
+
+logger = logging.getLogger("corespan.engine")
+
+
+class TextPrompt(TypedDict):
+    prompt: str
+    cache_salt: NotRequired[str]
+
+
+class TokensPrompt(TypedDict):
+    prompt_token_ids: list[int]
+    prompt: NotRequired[str]
+    cache_salt: NotRequired[str]
+
+
+class EmbedsPrompt(TypedDict):
+    """`prompt_embeds`: [num_tokens, hidden_size] or [1, num_tokens, hidden_size], an array or a tensor."""
+
+    prompt_embeds: Any
+    prompt: NotRequired[str]
+    cache_salt: NotRequired[str]
+
+
+class EngineInput(TypedDict):
+    """A rendered prompt. With type "embeds" the token ids are as many zeros. `prompt_embeds`: float32, 2-D."""
+
+    type: Literal["token", "embeds"]
+    prompt_token_ids: list[int]
+    arrival_time: float
+    prompt: NotRequired[str | None]
+    prompt_embeds: NotRequired[np.ndarray]
+    cache_salt: NotRequired[str]
+
+
+Prompt = str | list[int] | TextPrompt | TokensPrompt | EmbedsPrompt | EngineInput
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizeParams:
+    """How text becomes token ids. `truncate_prompt_tokens` keeps that many tokens, -1: as many as the model can take.
+
+    `truncation_side` says which end is cut off. `add_special_tokens` applies to text only.
+    """
+
+    truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["left", "right"] = "left"
+    add_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        if self.truncation_side not in ("left", "right"):
+            raise VLLMValidationError(
+                f"truncation_side is {self.truncation_side!r}; it must be 'left' or 'right'",
+                parameter="truncation_side",
+                value=self.truncation_side,
+            )
+        count = self.truncate_prompt_tokens
+        if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < -1):
+            raise VLLMValidationError(
+                f"truncate_prompt_tokens is {count!r}; it must be None, -1 or an integer of at least 0",
+                parameter="truncate_prompt_tokens",
+                value=count,
+            )
+
+    def with_kwargs(self, kwargs: Mapping[str, Any] | None) -> "TokenizeParams":
+        """These params with a call's `tokenization_kwargs` over them; unknown ones are ignored with a warning."""
+        known = {parameter.name for parameter in dataclasses.fields(self)}
+        if unknown := sorted(set(kwargs or {}) - known):
+            logger.warning("tokenization_kwargs ignored: %s (known: %s)", ", ".join(unknown), ", ".join(sorted(known)))
+        chosen = {name: value for name, value in (kwargs or {}).items() if name in known and value is not None}
+        return dataclasses.replace(self, **chosen)
+
+
+@dataclass(frozen=True, slots=True)
+class ChatParams:
+    """How a conversation becomes text. `chat_template`: a template or one's name; None: the model's own.
+
+    `chat_template_content_format`: whether the template is given a message's parts ("openai") or their text
+    ("string"); "auto" looks at what the template reads.
+    """
+
+    chat_template: str | None = None
+    chat_template_content_format: Literal["auto", "string", "openai"] = "auto"
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    tools: list[dict[str, Any]] | None = None
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+
+def to_prompt_list(prompts: Any) -> list[Prompt]:
+    """A prompt, or a list or tuple of prompts, as a list. A non-empty list that begins with an int is one prompt."""
+    if isinstance(prompts, (str, Mapping)):
+        return [cast(Prompt, prompts)]
+    if isinstance(prompts, (list, tuple)):
+        if isinstance(prompts, list) and prompts and _is_int(prompts[0]):
+            return [prompts]
+        return list(prompts)
+    raise TypeError(f"prompts must be a str, a list of token ids, a dict, or a list of these, got {_kind(prompts)}")
+
+
+def to_conversation_list(messages: Any) -> list[list[Any]]:
+    """One conversation (a list of messages), or a list of conversations, as a list of conversations."""
+    if not isinstance(messages, (list, tuple)):
+        raise TypeError(f"messages must be a list of dicts or a list of such lists, got {_kind(messages)}")
+    if messages and all(isinstance(entry, (list, tuple)) for entry in messages):
+        return [list(conversation) for conversation in messages]
+    return [list(messages)] if messages else []
+
+
+class Renderer:
+    """Tokenises prompts and conversations for one model. Safe to call from several threads."""
+
+    def __init__(self, model_config: ModelConfig, tokenizer: Tokenizer | None) -> None:
+        self.model_config = model_config
+        self.tokenizer = tokenizer
+        self.default_cmpl_tok_params = TokenizeParams()
+        self.default_chat_tok_params = TokenizeParams(add_special_tokens=False)
+
+    def render_cmpl(self, prompts: Sequence[Any], tok_params: TokenizeParams | None = None) -> list[EngineInput]:
+        """Each prompt rendered.
+
+        Raises TypeError for what is no prompt, ValueError for one that this model cannot be given.
+        """
+        params = tok_params or self.default_cmpl_tok_params
+        return [self._render(prompt, params) for prompt in prompts]
+
+    def render_chat(
+        self,
+        conversations: Sequence[Sequence[Any]],
+        chat_params: ChatParams | None = None,
+        tok_params: TokenizeParams | None = None,
+    ) -> tuple[list[list[dict[str, Any]]], list[EngineInput]]:
+        """The conversations as the template saw them, and their prompts. Raises ValueError or TypeError."""
+        chat, tokenization = chat_params or ChatParams(), tok_params or self.default_chat_tok_params
+        seen, inputs = [], []
+        for conversation in conversations:
+            messages, text = self._apply_template(conversation, chat)
+            seen.append(messages)
+            inputs.append(self._render({"prompt": text}, tokenization))
+        return seen, inputs
+
+    def _apply_template(self, conversation: Sequence[Any], params: ChatParams) -> tuple[list[dict[str, Any]], str]:
+        tokenizer = self._need_tokenizer("chat")
+        template = tokenizer.select_template(params.chat_template, with_tools=params.tools is not None)
+        content_format = params.chat_template_content_format
+        if content_format == "auto":
+            content_format = "openai" if reads_content_parts(template) else "string"
+        messages = [_template_message(message, content_format == "string") for message in conversation]
+        text = tokenizer.apply_chat_template(
+            messages,
+            template,
+            tools=params.tools,
+            add_generation_prompt=params.add_generation_prompt,
+            continue_final_message=params.continue_final_message,
+            **params.chat_template_kwargs,
+        )
+        return messages, text
+
+    def _render(self, prompt: Any, params: TokenizeParams) -> EngineInput:
+        arrival_time = time.time()
+        if isinstance(prompt, Mapping) and "type" in prompt:
+            return _check_rendered(prompt)
+        fields = _parse(prompt)
+        if "prompt_embeds" in fields:
+            rendered = self._render_embeds(fields["prompt_embeds"], arrival_time)
+        else:
+            if "prompt_token_ids" in fields:
+                token_ids = _checked_ids(fields["prompt_token_ids"])
+            else:
+                tokenizer = self._need_tokenizer("a text prompt")
+                token_ids = tokenizer.encode(fields["prompt"], add_special_tokens=params.add_special_tokens)
+            rendered = {"type": "token", "prompt_token_ids": token_ids, "arrival_time": arrival_time}
+            rendered = truncate(rendered, params, self.model_config.max_model_len)
+        if "prompt" in fields:
+            rendered["prompt"] = fields["prompt"]
+        if "cache_salt" in fields:
+            rendered["cache_salt"] = fields["cache_salt"]
+        return rendered
+
+    def _render_embeds(self, value: Any, arrival_time: float) -> EngineInput:
+        if not self.model_config.enable_prompt_embeds:
+            raise ValueError("prompt_embeds need an engine with enable_prompt_embeds=True")
+        embeds = _as_float32(value)
+        if embeds.ndim == 3 and embeds.shape[0] == 1:
+            embeds = embeds[0]
+        hidden_size = int(self.model_config.hf_config["hidden_size"])
+        if embeds.ndim != 2 or embeds.shape[1] != hidden_size:
+            raise ValueError(f"prompt_embeds must be of shape [num_tokens, {hidden_size}], got {list(embeds.shape)}")
+        if not np.isfinite(embeds).all():
+            raise ValueError("prompt_embeds must be finite; they hold NaN or infinity")
+        return {
+            "type": "embeds",
+            "prompt_token_ids": [0] * len(embeds),
+            "prompt_embeds": embeds,
+            "arrival_time": arrival_time,
+        }
+
+    def _need_tokenizer(self, purpose: str) -> Tokenizer:
+        if self.tokenizer is None:
+            raise ValueError(f"{purpose} needs a tokenizer, and this engine has none; pass prompt_token_ids")
+        return self.tokenizer
+
+
+def truncate(rendered: EngineInput, params: TokenizeParams, max_model_len: int) -> EngineInput:
+    """`rendered` cut to the wanted number of tokens. Raises VLLMValidationError for more than the model can take."""
+    wanted = params.truncate_prompt_tokens
+    if wanted is None or rendered["type"] != "token":
+        return rendered
+    most = max_model_len - 1  # room for one token of output
+    if wanted > most:
+        raise VLLMValidationError(
+            f"truncate_prompt_tokens is {wanted}; it must be at most {most} (max_model_len {max_model_len} less one)",
+            parameter="truncate_prompt_tokens",
+            value=wanted,
+        )
+    count = most if wanted == -1 else wanted
+    token_ids = rendered["prompt_token_ids"]
+    if len(token_ids) > count:
+        kept = token_ids[len(token_ids) - count :] if params.truncation_side == "left" else token_ids[:count]
+        rendered["prompt_token_ids"] = kept
+    return rendered
+
+
+def _parse(prompt: Any) -> dict[str, Any]:
+    """The prompt as a dict with one of "prompt", "prompt_token_ids", "prompt_embeds", and checked options."""
+    if isinstance(prompt, str):
+        return {"prompt": prompt}
+    if isinstance(prompt, list):
+        return {"prompt_token_ids": prompt}
+    if not isinstance(prompt, Mapping):
+        raise TypeError(f"a prompt is a str, a list of token ids or a dict, got {_kind(prompt)}")
+    if "encoder_prompt" in prompt or "decoder_prompt" in prompt:
+        raise TypeError("encoder_prompt and decoder_prompt are for encoder-decoder models; this model is decoder-only")
+    if prompt.get("multi_modal_data"):
+        raise ValueError("multi_modal_data is given, but this model takes text only")
+    fields = {key: prompt[key] for key in _PROMPT_KEYS if prompt.get(key) is not None}
+    if not fields.keys() & {"prompt", "prompt_token_ids", "prompt_embeds"}:
+        raise TypeError(f"a prompt dict holds 'prompt', 'prompt_token_ids' or 'prompt_embeds', got {sorted(prompt)}")
+    for key in ("prompt", "cache_salt"):
+        if key in fields and not isinstance(fields[key], str):
+            raise TypeError(f"{key!r} of a prompt dict must be a str, got {_kind(fields[key])}")
+    if fields.get("cache_salt") == "":
+        raise ValueError("cache_salt must not be empty")
+    return fields
+
+
+_PROMPT_KEYS = ("prompt", "prompt_token_ids", "prompt_embeds", "cache_salt")
+
+
+def _check_rendered(prompt: Mapping[str, Any]) -> EngineInput:
+    if prompt["type"] not in ("token", "embeds"):
+        raise ValueError(f"a rendered prompt's type is 'token' or 'embeds', got {prompt['type']!r}")
+    rendered = dict(prompt)
+    rendered["prompt_token_ids"] = _checked_ids(prompt.get("prompt_token_ids"))
+    rendered.setdefault("arrival_time", time.time())
+    if rendered["type"] == "embeds" and not isinstance(prompt.get("prompt_embeds"), np.ndarray):
+        raise TypeError("a rendered prompt of type 'embeds' holds 'prompt_embeds' as an array")
+    return cast(EngineInput, rendered)
+
+
+def _checked_ids(value: Any) -> list[int]:
+    """Token ids as a list of plain ints. Raises TypeError naming what is in their place."""
+    if isinstance(value, (str, bytes, Mapping)) or not hasattr(value, "__len__"):
+        raise TypeError(f"prompt_token_ids must be a list of ints, got {_kind(value)}")
+    if type(value) is list and all(type(token_id) is int for token_id in value):
+        return value
+    if wrong := [token_id for token_id in value if not _is_int(token_id)]:
+        raise TypeError(f"prompt_token_ids must be a list of ints, got {wrong[0]!r} ({_kind(wrong[0])}) in it")
+    return [operator.index(token_id) for token_id in value]
+
+
+def _is_int(value: object) -> bool:
+    return not isinstance(value, (bool, np.bool_)) and hasattr(value, "__index__")
+
+
+def _kind(value: object) -> str:
+    return type(value).__name__
+
+
+def _as_float32(value: Any) -> np.ndarray:
+    """An array from an array or a tensor (of any device and float type)."""
+    if callable(getattr(value, "detach", None)):
+        value = value.detach().cpu().float().numpy()
+    if not isinstance(value, np.ndarray):
+        raise TypeError(f"prompt_embeds must be an array or a tensor, got {_kind(value)}")
+    return np.ascontiguousarray(value, dtype=np.float32)
+
+
+def _template_message(message: Any, join_parts: bool) -> Any:
+    """A message as templates expect it: tool arguments as data, and, for templates that want it so, text as one str."""
+    if not isinstance(message, Mapping):
+        return message
+    message = dict(message)
+    content = message.get("content")
+    if isinstance(content, (list, tuple)):
+        for part in content:
+            if isinstance(part, Mapping) and part.get("type", "text") != "text":
+                raise ValueError(f"a message holds a part of type {part['type']!r}, but this model takes text only")
+        if join_parts:
+            texts = [part if isinstance(part, str) else part.get("text", "") for part in content]
+            message["content"] = "\n".join(texts)
+    if message.get("tool_calls"):
+        message["tool_calls"] = [_with_parsed_arguments(call) for call in message["tool_calls"]]
+    return message
+
+
+def _with_parsed_arguments(call: Any) -> Any:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = json.loads(function["arguments"] or "{}")
+    except ValueError:
+        return call
+    return {**call, "function": {**function, "arguments": arguments}}
