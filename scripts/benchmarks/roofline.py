@@ -9,9 +9,10 @@ import time
 from collections.abc import Callable
 
 import torch
+from workloads import WORKLOADS
+
 from corespan.core.models.linear import make_linear
 from corespan.engine.model_source import resolve_model
-from workloads import WORKLOADS
 
 GEMM_ROWS = 2048  # tokens of one prefill step
 

