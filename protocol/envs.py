@@ -30,6 +30,7 @@ VARIABLES: dict[str, EnvironmentVariable] = {
     "VLLM_V1_OUTPUT_PROC_CHUNK_SIZE": EnvironmentVariable(int, 128, "outputs handled before other asyncio tasks get a turn"),
     "VLLM_MAX_N_SEQUENCES": EnvironmentVariable(int, 16384, "largest SamplingParams.n"),
     "VLLM_ALLOW_LONG_MAX_MODEL_LEN": EnvironmentVariable(_flag, False, "accept a max_model_len beyond the model's own"),
+    "CORESPAN_CPU_ISA": EnvironmentVariable(str, None, "instruction set of the native kernels, below the CPU's best; none: torch"),
     "CORESPAN_CACHE": EnvironmentVariable(str, None, "folder for models and converted tokenizers; ~/.cache/corespan"),
 }
 

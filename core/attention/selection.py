@@ -3,10 +3,11 @@
 import torch
 
 from .interface import AttentionBackend
+from .native import NativeAttentionBackend
 from .torch_backend import TorchAttentionBackend
 
 
 def get_attention_backend(head_dim: int, block_size: int, dtype: torch.dtype) -> type[AttentionBackend]:
     """The fastest backend that can run these shapes on this machine."""
-    backends: tuple[type[AttentionBackend], ...] = (TorchAttentionBackend,)
+    backends: tuple[type[AttentionBackend], ...] = (NativeAttentionBackend, TorchAttentionBackend)
     return next(backend for backend in backends if backend.supports(head_dim, block_size, dtype))

@@ -1,0 +1,144 @@
+// The arguments of every operation, as Python fills them in (core/kernels/library.py mirrors each struct, field by field).
+//
+// All fields are 8 bytes wide. `rows` and `step` are pointers, so that a recorded list can be replayed with other counts.
+#pragma once
+
+#include <cstdint>
+
+struct bf16 {
+    uint16_t bits;
+};
+
+enum Dtype : int64_t { FLOAT32 = 0, BFLOAT16 = 1 };
+
+// One step's batch, shared by all operations that attend.
+struct Step {
+    int64_t num_reqs;
+    const int32_t* query_start_loc;  // [num_reqs + 1]
+    const int32_t* seq_lens;         // [num_reqs], tokens including this step's
+    const int32_t* block_table;      // [num_reqs, block_table_stride]
+    int64_t block_table_stride;
+    int64_t block_size;           // tokens, a multiple of 16
+    const int64_t* positions;     // [num_tokens]
+    const int64_t* slot_mapping;  // [num_tokens], block * block_size + offset; negative: not written
+};
+
+struct EmbedArgs {
+    const int64_t* rows;
+    const int64_t* ids;  // [rows]
+    const void* table;   // [vocab, size]
+    void* out;           // [rows, size]
+    int64_t size;
+    int64_t dtype;
+};
+
+// residual += x (skipped where x is null), then out = residual normalised. With `row_index` only those rows are
+// normalised, into consecutive rows of out, and residual is left as it was.
+struct RmsNormArgs {
+    const int64_t* rows;
+    const void* x;
+    void* residual;
+    const void* weight;  // [size]
+    void* out;
+    const int64_t* row_index;
+    int64_t size;
+    double eps;
+    int64_t dtype;
+};
+
+enum Epilogue : int64_t { STORE = 0, STORE_FLOAT32 = 1, SILU_MUL = 2 };
+
+// SILU_MUL: each 32-column panel holds 16 gate columns, then the 16 up columns that belong to them; out is [rows, n / 2].
+struct GemmArgs {
+    const int64_t* rows;
+    const void* x;  // [rows, x_stride]
+    int64_t x_stride;
+    const void* weight;  // packed
+    const float* bias;   // [n rounded up to 32] or null
+    void* out;           // [rows, out_stride]
+    int64_t out_stride;
+    int64_t n;
+    int64_t k;
+    int64_t epilogue;
+};
+
+struct PackArgs {
+    const void* weight;  // [n, k] row-major
+    void* out;
+    int64_t n;
+    int64_t k;
+};
+
+// Rotates q and k in place of a merged qkv row and writes k and v to the cache.
+struct RotaryArgs {
+    const int64_t* rows;
+    const Step* step;
+    void* qkv;  // [rows, stride]: heads of q, of k, of v
+    int64_t stride;
+    const float* cos_sin;  // [positions, rotary_dim]: cosines, then sines; null: no rotation
+    const void* q_norm;    // [head_dim] or null
+    const void* k_norm;
+    void* k_cache;  // [blocks, kv_heads, head_dim / p, 16, p], p values to a word
+    void* v_cache;  // [blocks, kv_heads, 16 / p, head_dim, p]
+    int64_t num_heads;
+    int64_t num_kv_heads;
+    int64_t head_dim;
+    int64_t rotary_dim;
+    double eps;
+    int64_t dtype;
+};
+
+struct WriteKvArgs {
+    const int64_t* rows;
+    const Step* step;
+    const void* k;  // [rows, k_stride]
+    const void* v;  // [rows, v_stride]
+    int64_t k_stride;
+    int64_t v_stride;
+    void* k_cache;
+    void* v_cache;
+    int64_t num_kv_heads;
+    int64_t head_dim;
+    int64_t dtype;
+};
+
+struct AttentionArgs {
+    const Step* step;
+    const void* q;  // [tokens, q_stride]
+    int64_t q_stride;
+    const void* k_cache;
+    const void* v_cache;
+    void* out;  // [tokens, out_stride]
+    int64_t out_stride;
+    int64_t num_heads;
+    int64_t num_kv_heads;
+    int64_t head_dim;
+    double scale;
+    int64_t window;   // 0: none
+    float* partials;  // room for split contexts
+    int64_t partials_size;
+    int64_t dtype;
+};
+
+struct SiluMulArgs {
+    const int64_t* rows;
+    const void* gate_up;  // [rows, 2 * size]
+    void* out;            // [rows, size]
+    int64_t size;
+    int64_t dtype;
+};
+
+struct ArgmaxArgs {
+    const int64_t* rows;
+    const float* logits;  // [rows, stride]
+    int64_t stride;
+    int64_t n;
+    int64_t* out;  // [rows]
+};
+
+enum Kind : int64_t { EMBED, RMS_NORM, GEMM, PACK, ROTARY, WRITE_KV, ATTENTION, SILU_MUL_OP, ARGMAX };
+
+struct Op {
+    int64_t kind;
+    const void* args;
+};

@@ -1,0 +1,293 @@
+// Attention over a paged KV cache, for any mix of decodes and prompt chunks.
+//
+// A block holds 16 tokens (an engine's block may be several of them). K lies as [head_dim / p][16][p] and V as [16 / p][head_dim][p] (p values to a word), so that
+// scores of 16 tokens, or 16 dimensions of the output, come from one load and a broadcast, with no horizontal sum.
+// The context is cut at fixed positions into partitions. Each is attended by itself and merged into the running result
+// in order, whoever computed it: a token's output does not depend on the batch, the chunk or the number of threads.
+
+constexpr int BLOCK = 16;
+constexpr int MAX_HEAD_DIM = 512;
+constexpr int PARTITION = 256;
+constexpr int PARTITION_BLOCKS = PARTITION / BLOCK;
+constexpr int MAX_ROWS = 48;  // query rows that share one reading of a partition: tokens x heads of one kv head
+#if defined(ISA_AVX512BF16) || defined(ISA_AVX512)
+constexpr int ROW_GROUP = 6;
+constexpr int SIDE = 4;  // blocks, or 16-wide slices of head_dim, held in registers together
+#else
+constexpr int ROW_GROUP = 4;
+constexpr int SIDE = 1;
+#endif
+
+template <class T>
+constexpr int PER_WORD = 4 / sizeof(T);
+
+// One query tile: `tokens` consecutive tokens of one request, for all query heads of one kv head.
+struct Tile {
+    int64_t req, first_token, tokens;
+    int64_t first_position;       // of first_token, in the sequence
+    int64_t first_part, end_part;  // partitions that any of its rows attends to
+    int64_t first_piece;           // of all tiles' partitions counted through, its first
+};
+
+// Softmax statistics of a row so far (in powers of two) and its weighted sum of V, kept beside them.
+struct RowState {
+    float max = -INFINITY;
+    float sum = 0.0f;
+};
+
+template <class T>
+struct Attention {
+    const AttentionArgs& a;
+    const Step& step;
+    const int64_t group, words, block_words;  // query heads to a kv head; words to a head; words to a block and head
+
+    explicit Attention(const AttentionArgs& args)
+        : a(args), step(*args.step), group(a.num_heads / a.num_kv_heads), words(a.head_dim / PER_WORD<T>),
+          block_words(BLOCK * words) {}
+
+    const uint32_t* block(const void* cache, int64_t req, int64_t index, int64_t kv_head) const {
+        const int64_t per_entry = step.block_size / BLOCK;
+        const int64_t id = step.block_table[req * step.block_table_stride + index / per_entry] * per_entry + index % per_entry;
+        return (const uint32_t*)cache + (id * a.num_kv_heads + kv_head) * block_words;
+    }
+
+    // [first, end) of the context that the row of `position` attends to, relative to and within the partition.
+    void range(int64_t position, int64_t part, int& first, int& end) const {
+        const int64_t start = part * PARTITION, low = a.window ? position - a.window + 1 : 0;
+        first = (int)clamp<int64_t>(low - start, 0, PARTITION);
+        end = (int)clamp<int64_t>(position + 1 - start, first, PARTITION);
+    }
+
+    template <int ROWS, int BLOCKS>
+    INLINE void score_group(const uint32_t* const* q, const uint32_t* const* k, float* const* scores) const {
+        Vec sum[ROWS][BLOCKS];
+        UNROLL for (int r = 0; r < ROWS; r++) UNROLL for (int b = 0; b < BLOCKS; b++) sum[r][b] = splat(0.0f);
+        for (int64_t w = 0; w < words; w++) {
+            Words keys[BLOCKS];
+            UNROLL for (int b = 0; b < BLOCKS; b++) keys[b] = load_words(k[b] + w * BLOCK);
+            UNROLL for (int r = 0; r < ROWS; r++) {
+                const Words query = splat_word(q[r][w]);
+                UNROLL for (int b = 0; b < BLOCKS; b++) sum[r][b] = dot<T>(sum[r][b], keys[b], query);
+            }
+        }
+        UNROLL for (int r = 0; r < ROWS; r++) UNROLL for (int b = 0; b < BLOCKS; b++) store(scores[r] + b * BLOCK, sum[r][b]);
+    }
+
+    template <int ROWS>
+    void score_rows(int rows, const uint32_t* const* q, const uint32_t* const* k, int blocks, float* const* scores) const {
+        if constexpr (ROWS > 1)
+            if (rows < ROWS) return score_rows<ROWS - 1>(rows, q, k, blocks, scores);
+        float* at[ROWS];
+        for (int b = 0; b < blocks;) {
+            for (int r = 0; r < ROWS; r++) at[r] = scores[r] + b * BLOCK;
+            if (b + SIDE <= blocks) {
+                score_group<ROWS, SIDE>(q, k + b, at);
+                b += SIDE;
+            } else {
+                score_group<ROWS, 1>(q, k + b, at);
+                b++;
+            }
+        }
+    }
+
+    // Scores in [first, end) become weights 2^(score * c - max), rounded to T into `weights`; all others in
+    // [0, padded) become 0. Returns the row's maximum and sum in this partition.
+    RowState softmax(float* scores, T* weights, int first, int end, int padded) const {
+        const float c = (float)a.scale * 1.44269504f;
+        Vec top = splat(-INFINITY);
+        for (int i = first / 16 * 16; i < end; i += 16) {
+            const Vec s = keep_lanes(load(scores + i) * splat(c), first - i, end - i, -INFINITY);
+            store(scores + i, s);
+            top = max(top, s);
+        }
+        RowState state;
+        if (first >= end) {
+            for (int i = 0; i < padded; i += 16) store(weights + i, splat(0.0f));
+            return state;
+        }
+        state.max = lane_max(top);
+        Vec total = splat(0.0f);
+        for (int i = 0; i < padded; i += 16) {
+            const bool inside = i + 16 > first && i < end;
+            const Vec w = inside ? exp2(load(scores + i) - splat(state.max)) : splat(0.0f);
+            store(weights + i, w);
+            total = total + w;
+        }
+        state.sum = lane_sum(total);
+        return state;
+    }
+
+    template <int ROWS, int SLICES>
+    INLINE void weigh_group(const T* const* weights, const uint32_t* const* v, int first, int end, int64_t d,
+                            float* const* out) const {
+        Vec sum[ROWS][SLICES];
+        UNROLL for (int r = 0; r < ROWS; r++) UNROLL for (int s = 0; s < SLICES; s++) sum[r][s] = splat(0.0f);
+        auto add = [&](int word, Words keep) __attribute__((always_inline)) {
+            constexpr int WORDS_PER_BLOCK = BLOCK / PER_WORD<T>;
+            const uint32_t* value = v[word / WORDS_PER_BLOCK] + word % WORDS_PER_BLOCK * a.head_dim + d;
+            Words values[SLICES];
+            UNROLL for (int s = 0; s < SLICES; s++) values[s] = load_words(value + s * 16) & keep;
+            UNROLL for (int r = 0; r < ROWS; r++) {
+                uint32_t pair;
+                memcpy(&pair, weights[r] + word * PER_WORD<T>, 4);
+                const Words w = splat_word(pair);
+                UNROLL for (int s = 0; s < SLICES; s++) sum[r][s] = dot<T>(sum[r][s], values[s], w);
+            }
+        };
+        const int whole = end / PER_WORD<T>;
+        for (int word = first / PER_WORD<T>; word < whole; word++) add(word, splat_word(~0u));
+        // The last token may share its word with a slot that was never written: whatever lies there must not count.
+        if (end % PER_WORD<T>) add(whole, splat_word(0xffffu));
+        UNROLL for (int r = 0; r < ROWS; r++) UNROLL for (int s = 0; s < SLICES; s++) store(out[r] + d + s * 16, sum[r][s]);
+    }
+
+    template <int ROWS>
+    void weigh_rows(int rows, const T* const* weights, const uint32_t* const* v, int first, int end, float* const* out) const {
+        if constexpr (ROWS > 1)
+            if (rows < ROWS) return weigh_rows<ROWS - 1>(rows, weights, v, first, end, out);
+        for (int64_t d = 0; d < a.head_dim;) {
+            if (d + 16 * SIDE <= a.head_dim) {
+                weigh_group<ROWS, SIDE>(weights, v, first, end, d, out);
+                d += 16 * SIDE;
+            } else {
+                weigh_group<ROWS, 1>(weights, v, first, end, d, out);
+                d += 16;
+            }
+        }
+    }
+
+    // Attends a tile to one partition: per row its statistics and its unnormalised weighted sum, out [rows, head_dim].
+    void attend_partition(const Tile& tile, int64_t kv_head, int64_t part, RowState* states, float* out) const {
+        alignas(64) static thread_local float scores[MAX_ROWS][PARTITION];
+        alignas(64) static thread_local T weights[MAX_ROWS][PARTITION];
+        const int rows = (int)(tile.tokens * group);
+        const uint32_t* q[MAX_ROWS];
+        float *score_rows_at[MAX_ROWS], *out_rows[MAX_ROWS];
+        const T* weight_rows[MAX_ROWS];
+        int first = PARTITION, end = 0, row_first[MAX_ROWS], row_end[MAX_ROWS];
+        for (int r = 0; r < rows; r++) {
+            const int64_t token = r / group, head = kv_head * group + r % group;
+            q[r] = (const uint32_t*)((const T*)a.q + (tile.first_token + token) * a.q_stride + head * a.head_dim);
+            score_rows_at[r] = scores[r];
+            weight_rows[r] = weights[r];
+            out_rows[r] = out + r * a.head_dim;
+            range(tile.first_position + token, part, row_first[r], row_end[r]);
+            if (row_first[r] < row_end[r]) {
+                first = smaller(first, row_first[r]);
+                end = larger(end, row_end[r]);
+            }
+        }
+        const int first_block = first / BLOCK, end_block = (end + BLOCK - 1) / BLOCK;
+        const uint32_t *k[PARTITION_BLOCKS], *v[PARTITION_BLOCKS];
+        for (int b = first_block; b < end_block; b++) {
+            k[b] = block(a.k_cache, tile.req, part * PARTITION_BLOCKS + b, kv_head);
+            v[b] = block(a.v_cache, tile.req, part * PARTITION_BLOCKS + b, kv_head);
+        }
+        for (int r = 0; r < rows; r += ROW_GROUP) {
+            const int count = smaller(ROW_GROUP, rows - r);
+            float* at[ROW_GROUP];
+            for (int i = 0; i < count; i++) at[i] = score_rows_at[r + i] + first_block * BLOCK;
+            score_rows<ROW_GROUP>(count, q + r, k + first_block, end_block - first_block, at);
+            for (int i = r; i < r + count; i++)
+                states[i] = softmax(scores[i], weights[i], row_first[i], row_end[i], end_block * BLOCK);
+            weigh_rows<ROW_GROUP>(count, weight_rows + r, v, first, end, out_rows + r);
+        }
+    }
+
+    // Adds a partition's result to the running one. The order of partitions is always ascending.
+    void merge(RowState& state, float* sum, const RowState& part, const float* part_sum) const {
+        if (part.sum == 0.0f) return;
+        const float top = larger(state.max, part.max);
+        const float keep = state.sum == 0.0f ? 0.0f : exp2f(state.max - top), add = exp2f(part.max - top);
+        state.max = top;
+        state.sum = state.sum * keep + part.sum * add;
+        for (int64_t d = 0; d < a.head_dim; d += 16)
+            store(sum + d, load(sum + d) * splat(keep) + load(part_sum + d) * splat(add));
+    }
+
+    void finish(const Tile& tile, int64_t kv_head, const RowState* states, const float* sums) const {
+        for (int r = 0; r < tile.tokens * group; r++) {
+            T* out = (T*)a.out + (tile.first_token + r / group) * a.out_stride + (kv_head * group + r % group) * a.head_dim;
+            const Vec inverse = splat(1.0f / states[r].sum);
+            for (int64_t d = 0; d < a.head_dim; d += 16) store(out + d, load(sums + r * a.head_dim + d) * inverse);
+        }
+    }
+
+    // Cuts the step's tokens into tiles, the same list in every thread; returns how many partitions they have in all.
+    int64_t cut(Array<Tile>& tiles) const {
+        const int64_t tile_tokens = larger<int64_t>(1, MAX_ROWS / group);
+        int64_t pieces = 0;
+        for (int64_t req = 0; req < step.num_reqs; req++) {
+            const int64_t begin = step.query_start_loc[req], end = step.query_start_loc[req + 1];
+            for (int64_t token = begin; token < end; token += tile_tokens) {
+                const int64_t tokens = smaller(tile_tokens, end - token), position = step.seq_lens[req] - (end - token);
+                const int64_t low = a.window ? larger<int64_t>(0, position - a.window + 1) : 0;
+                const int64_t first_part = low / PARTITION, end_part = (position + tokens - 1) / PARTITION + 1;
+                tiles.append({req, token, tokens, position, first_part, end_part, pieces});
+                pieces += end_part - first_part;
+            }
+        }
+        return pieces;
+    }
+
+    // Merges a tile's partitions; `attend(part, states, sums)` fills in one of them or points to where it lies.
+    template <class Attend>
+    void attend_tile(const Tile& tile, int64_t kv_head, Attend attend) const {
+        static thread_local Array<float> buffer;
+        const int64_t rows = tile.tokens * group, size = rows * a.head_dim;
+        float *sums = buffer.at_least(2 * size), *own_part_sums = sums + size;
+        memset(sums, 0, size * sizeof(float));
+        RowState states[MAX_ROWS], own_part_states[MAX_ROWS];
+        for (int64_t part = tile.first_part; part < tile.end_part; part++) {
+            RowState* part_states = own_part_states;
+            float* part_sums = own_part_sums;
+            attend(part, part_states, part_sums);
+            for (int64_t r = 0; r < rows; r++) merge(states[r], sums + r * a.head_dim, part_states[r], part_sums + r * a.head_dim);
+        }
+        finish(tile, kv_head, states, sums);
+    }
+
+    // With fewer tiles than would keep every thread busy, partitions are shared out instead and merged afterwards.
+    void attend_split(Team& team, const Array<Tile>& tiles, int64_t pieces) const {
+        const int64_t states_size = 2 * MAX_ROWS, slot_size = states_size + MAX_ROWS * a.head_dim;
+        auto slot = [&](int64_t piece, int64_t kv_head) { return a.partials + (piece * a.num_kv_heads + kv_head) * slot_size; };
+        team.share(pieces * a.num_kv_heads, [&](int64_t item) {
+            const int64_t piece = item / a.num_kv_heads, kv_head = item % a.num_kv_heads;
+            const Tile* tile = tiles.data;
+            while (piece - tile->first_piece >= tile->end_part - tile->first_part) tile++;
+            float* to = slot(piece, kv_head);
+            attend_partition(*tile, kv_head, tile->first_part + piece - tile->first_piece, (RowState*)to, to + states_size);
+        });
+        team.sync();
+        team.share(tiles.size * a.num_kv_heads, [&](int64_t item) {
+            const Tile& tile = tiles.data[item / a.num_kv_heads];
+            const int64_t kv_head = item % a.num_kv_heads;
+            attend_tile(tile, kv_head, [&](int64_t part, RowState*& states, float*& sums) {
+                float* from = slot(tile.first_piece + part - tile.first_part, kv_head);
+                states = (RowState*)from;
+                sums = from + states_size;
+            });
+        });
+    }
+
+    void run(Team& team) const {
+        static thread_local Array<Tile> tiles;
+        tiles.size = 0;
+        const int64_t pieces = cut(tiles), count = tiles.size * a.num_kv_heads;
+        const bool few = team.size > 1 && count < 4 * team.size && pieces > tiles.size;
+        const int64_t room = pieces * a.num_kv_heads * MAX_ROWS * (a.head_dim + 2);
+        if (few && room <= a.partials_size) return attend_split(team, tiles, pieces);
+        team.share(count, [&](int64_t item) {
+            const Tile& tile = tiles.data[item / a.num_kv_heads];
+            const int64_t kv_head = item % a.num_kv_heads;
+            attend_tile(tile, kv_head, [&](int64_t part, RowState* states, float* sums) {
+                attend_partition(tile, kv_head, part, states, sums);
+            });
+        });
+    }
+};
+
+void attention(const AttentionArgs& a, Team& team) {
+    if (a.dtype == BFLOAT16) Attention<bf16>(a).run(team);
+    else Attention<float>(a).run(team);
+}

@@ -1,0 +1,43 @@
+// The library's face for Python: which instruction sets this CPU has, and running a list of operations with one of them.
+
+#include <cstdint>
+
+#include "args.h"
+
+#define DECLARE(isa) \
+    namespace isa { \
+    void run(const Op* ops, int64_t count, int threads); \
+    }
+DECLARE(portable)
+#if defined(__x86_64__)
+DECLARE(avx2)
+DECLARE(avx512)
+DECLARE(avx512bf16)
+#endif
+
+// Levels: 0 portable, 1 avx2, 2 avx512, 3 avx512bf16 (with VNNI). Each includes those below.
+extern "C" __attribute__((visibility("default"))) int corespan_isa_level() {
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    auto has_avx512 = [] {
+        return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+               __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+    };
+    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !__builtin_cpu_supports("f16c")) return 0;
+    if (!has_avx512()) return 1;
+    return __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni") ? 3 : 2;
+#else
+    return 0;
+#endif
+}
+
+extern "C" __attribute__((visibility("default"))) void corespan_run(int level, const Op* ops, int64_t count, int threads) {
+    switch (level) {
+#if defined(__x86_64__)
+        case 3: return avx512bf16::run(ops, count, threads);
+        case 2: return avx512::run(ops, count, threads);
+        case 1: return avx2::run(ops, count, threads);
+#endif
+        default: return portable::run(ops, count, threads);
+    }
+}

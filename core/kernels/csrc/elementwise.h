@@ -1,0 +1,66 @@
+// The operations between the matrix products: embedding, RMSNorm with the residual sum, SiLU-and-mul, argmax.
+
+template <class T>
+void embed(const EmbedArgs& a, Team& team) {
+    team.share(*a.rows, [&](int64_t row) {
+        memcpy((T*)a.out + row * a.size, (const T*)a.table + a.ids[row] * a.size, a.size * sizeof(T));
+    });
+}
+
+// `size` is a multiple of 16. The residual is kept in T, as the reference does.
+template <class T>
+void rms_norm(const RmsNormArgs& a, Team& team) {
+    team.share(*a.rows, [&](int64_t row) {
+        const int64_t source = a.row_index ? a.row_index[row] : row;
+        T* residual = (T*)a.residual + source * a.size;
+        const T* x = a.x ? (const T*)a.x + source * a.size : nullptr;
+        const T* weight = (const T*)a.weight;
+        T* out = (T*)a.out + row * a.size;
+        Vec squares = splat(0.0f);
+        for (int64_t i = 0; i < a.size; i += 16) {
+            Vec h = load(residual + i);
+            if (x) h = rounded<T>(h + load(x + i));
+            squares = fma(h, h, squares);
+            if (x && !a.row_index) store(residual + i, h);
+            store(out + i, h);
+        }
+        const Vec scale = splat(1.0f / sqrtf(lane_sum(squares) / (float)a.size + (float)a.eps));
+        for (int64_t i = 0; i < a.size; i += 16) store(out + i, rounded<T>(load(out + i) * scale) * load(weight + i));
+    });
+}
+
+template <class T>
+void silu_mul(const SiluMulArgs& a, Team& team) {
+    team.share(*a.rows, [&](int64_t row) {
+        const T* gate = (const T*)a.gate_up + row * 2 * a.size;
+        T* out = (T*)a.out + row * a.size;
+        int64_t i = 0;
+        for (; i + 16 <= a.size; i += 16) store(out + i, rounded<T>(silu(load(gate + i))) * load(gate + a.size + i));
+        for (; i < a.size; i++) {
+            const float g = to_float(gate[i]), activated = to_float(round_to<T>(g / (1.0f + expf(-g))));
+            out[i] = round_to<T>(activated * to_float(gate[a.size + i]));
+        }
+    });
+}
+
+// The first of the largest values, as torch.argmax on the CPU gives; a NaN counts as the largest.
+static int64_t argmax_row(const float* x, int64_t n) {
+    constexpr int64_t STRIPE = 1024;
+    int64_t best = 0;
+    for (int64_t start = 0; start < n; start += STRIPE) {
+        const int64_t end = smaller(n, start + STRIPE);
+        bool better = false;
+        for (int64_t i = start; i < end; i++) better |= !(x[i] <= x[best]);
+        if (!better) continue;
+        for (int64_t i = start; i < end; i++) {
+            if (x[i] != x[i]) return i;
+            if (x[i] > x[best]) best = i;
+        }
+    }
+    return best;
+}
+
+// One row at a time across all threads where rows are few: `out` first holds each thread's candidate.
+void argmax(const ArgmaxArgs& a, Team& team) {
+    team.share(*a.rows, [&](int64_t row) { a.out[row] = argmax_row(a.logits + row * a.stride, a.n); });
+}

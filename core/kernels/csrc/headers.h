@@ -1,0 +1,15 @@
+// What every isa_*.cpp includes before it raises its target.
+#pragma once
+
+#include <math.h>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+
+#include <omp.h>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#include "args.h"
+#include "team.h"

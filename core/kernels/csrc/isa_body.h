@@ -1,0 +1,44 @@
+// Everything an instruction set compiles: the kernels, and the loop that runs a list of operations with them.
+//
+// No include guard: each isa_*.cpp includes this once, after its target pragma and inside its own namespace. Standard
+// headers are included before the pragma, so that no shared inline function is compiled for a set the CPU may lack.
+
+#define INLINE inline __attribute__((always_inline))
+#define UNROLL _Pragma("GCC unroll 32")
+
+#include "simd.h"
+
+#include "attention.h"
+#include "elementwise.h"
+#include "gemm.h"
+#include "kv_write.h"
+
+#define BY_DTYPE(function, Args) \
+    ((const Args*)op.args)->dtype == BFLOAT16 ? function<bf16>(*(const Args*)op.args, team) \
+                                              : function<float>(*(const Args*)op.args, team)
+
+static void execute(const Op& op, Team& team) {
+    switch (op.kind) {
+        case EMBED: return BY_DTYPE(embed, EmbedArgs);
+        case RMS_NORM: return BY_DTYPE(rms_norm, RmsNormArgs);
+        case GEMM: return gemm(*(const GemmArgs*)op.args, team);
+        case PACK: return pack_weight(*(const PackArgs*)op.args, team);
+        case ROTARY: return BY_DTYPE(rotary, RotaryArgs);
+        case WRITE_KV: return BY_DTYPE(write_kv, WriteKvArgs);
+        case ATTENTION: return attention(*(const AttentionArgs*)op.args, team);
+        case SILU_MUL_OP: return BY_DTYPE(silu_mul, SiluMulArgs);
+        case ARGMAX: return argmax(*(const ArgmaxArgs*)op.args, team);
+    }
+}
+
+void run(const Op* ops, int64_t count, int threads) {
+    TeamState state;
+#pragma omp parallel num_threads(threads)
+    {
+        Team team(state, omp_get_thread_num(), omp_get_num_threads());
+        for (int64_t i = 0; i < count; i++) {
+            if (i) team.sync();
+            execute(ops[i], team);
+        }
+    }
+}

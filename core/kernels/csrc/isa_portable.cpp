@@ -1,0 +1,5 @@
+#include "headers.h"
+
+namespace portable {
+#include "isa_body.h"
+}

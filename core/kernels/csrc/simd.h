@@ -1,0 +1,272 @@
+// Sixteen lanes of float and the few operations the kernels need, on whatever the instruction set offers.
+//
+// Included once per instruction set, inside that set's namespace and after its target pragma (see isa_*.cpp).
+// LANES is the native vector's width in floats; a Vec is 16 / LANES of them, so kernels are written once.
+// A "word" is 4 bytes: two bf16 or one float. Packed layouts are rows of 16 words, which `dot` consumes directly.
+
+#if defined(ISA_AVX512) || defined(ISA_AVX512BF16)
+constexpr int LANES = 16;
+#elif defined(ISA_AVX2)
+constexpr int LANES = 8;
+#else
+constexpr int LANES = 4;
+#endif
+constexpr int PARTS = 16 / LANES;
+
+typedef float vfloat __attribute__((vector_size(4 * LANES)));
+typedef int32_t vint __attribute__((vector_size(4 * LANES)));
+typedef uint32_t vword __attribute__((vector_size(4 * LANES)));
+typedef uint16_t vhalf __attribute__((vector_size(2 * LANES)));
+
+struct Vec {
+    vfloat part[PARTS];
+};
+struct Words {
+    vword part[PARTS];
+};
+
+// These stand in for std::min and the like: a template of the standard library that is instantiated here would be compiled
+// for this set, and the linker might then hand it to code that runs on a lesser CPU.
+template <class T>
+INLINE T smaller(T a, T b) {
+    return b < a ? b : a;
+}
+
+template <class T>
+INLINE T larger(T a, T b) {
+    return a < b ? b : a;
+}
+
+template <class T>
+INLINE T clamp(T x, T low, T high) {
+    return smaller(larger(x, low), high);
+}
+
+// Growing scratch memory, 64-byte aligned, kept for the thread's life.
+template <class T>
+struct Array {
+    T* data = nullptr;
+    int64_t size = 0, capacity = 0;
+
+    ~Array() { free(data); }
+
+    T* at_least(int64_t count) {
+        if (count > capacity) {
+            const int64_t bytes = (2 * count * (int64_t)sizeof(T) + 63) / 64 * 64;
+            T* grown = (T*)aligned_alloc(64, bytes);
+            if (!grown) abort();
+            if (data) memcpy((void*)grown, data, size * sizeof(T));
+            free(data);
+            data = grown;
+            capacity = bytes / (int64_t)sizeof(T);
+        }
+        return data;
+    }
+
+    void append(T item) {
+        at_least(size + 1);
+        data[size++] = item;
+    }
+};
+
+#define EACH_PART _Pragma("GCC unroll 4") for (int i = 0; i < PARTS; i++)
+
+INLINE Vec splat(float x) {
+    Vec r;
+    EACH_PART r.part[i] = vfloat{} + x;
+    return r;
+}
+
+INLINE Words splat_word(uint32_t x) {
+    Words r;
+    EACH_PART r.part[i] = vword{} + x;
+    return r;
+}
+
+INLINE Words load_words(const void* from) {
+    Words r;
+    memcpy(&r, from, 64);
+    return r;
+}
+
+INLINE Words operator&(Words a, Words b) {
+    EACH_PART a.part[i] &= b.part[i];
+    return a;
+}
+
+INLINE Vec load(const float* from) {
+    Vec r;
+    memcpy(&r, from, 64);
+    return r;
+}
+
+INLINE Vec load(const bf16* from) {
+    Vec r;
+    EACH_PART {
+        vhalf half;
+        memcpy(&half, from + i * LANES, sizeof half);
+        r.part[i] = (vfloat)(__builtin_convertvector(half, vword) << 16);
+    }
+    return r;
+}
+
+INLINE void store(float* to, Vec x) { memcpy(to, &x, 64); }
+
+INLINE void store(bf16* to, Vec x) {
+#ifdef ISA_AVX512BF16
+    __m256bh half = _mm512_cvtneps_pbh((__m512)x.part[0]);
+    memcpy(to, &half, 32);
+#else
+    EACH_PART {
+        vword bits = (vword)x.part[i];
+        vword rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+        vword nan = (vword)(x.part[i] != x.part[i]);
+        vhalf half = __builtin_convertvector((rounded & ~nan) | (0x7fc0 & nan), vhalf);
+        memcpy(to + i * LANES, &half, sizeof half);
+    }
+#endif
+}
+
+INLINE Vec operator+(Vec a, Vec b) {
+    EACH_PART a.part[i] += b.part[i];
+    return a;
+}
+
+INLINE Vec operator-(Vec a, Vec b) {
+    EACH_PART a.part[i] -= b.part[i];
+    return a;
+}
+
+INLINE Vec operator*(Vec a, Vec b) {
+    EACH_PART a.part[i] *= b.part[i];
+    return a;
+}
+
+INLINE Vec operator/(Vec a, Vec b) {
+    EACH_PART a.part[i] /= b.part[i];
+    return a;
+}
+
+INLINE Vec max(Vec a, Vec b) {
+    EACH_PART a.part[i] = a.part[i] > b.part[i] ? a.part[i] : b.part[i];
+    return a;
+}
+
+// a * b + c, fused where the set has it (the compiler contracts the expression).
+INLINE Vec fma(Vec a, Vec b, Vec c) {
+    EACH_PART c.part[i] = a.part[i] * b.part[i] + c.part[i];
+    return c;
+}
+
+// Lane j keeps x where first <= j < last, else takes `other`.
+INLINE Vec keep_lanes(Vec x, int first, int last, float other) {
+    EACH_PART {
+        vint lane;
+        for (int j = 0; j < LANES; j++) lane[j] = i * LANES + j;
+        vint inside = (lane >= first) & (lane < last);
+        x.part[i] = inside ? x.part[i] : vfloat{} + other;
+    }
+    return x;
+}
+
+INLINE float lane_sum(Vec x) {
+    alignas(64) float a[16];
+    store(a, x);
+    for (int width = 8; width; width /= 2)
+        for (int j = 0; j < width; j++) a[j] += a[j + width];
+    return a[0];
+}
+
+INLINE float lane_max(Vec x) {
+    alignas(64) float a[16];
+    store(a, x);
+    for (int width = 8; width; width /= 2)
+        for (int j = 0; j < width; j++) a[j] = a[j] > a[j + width] ? a[j] : a[j + width];
+    return a[0];
+}
+
+// 2^x to about 1e-7 relative; below -126 it is 0, above 127.99 it is clamped.
+INLINE Vec exp2(Vec x) {
+    EACH_PART {
+        vfloat v = x.part[i];
+        vint vanishes = v < -126.0f;
+        v = v < -126.0f ? vfloat{} - 126.0f : v;
+        v = v > 127.99f ? vfloat{} + 127.99f : v;
+        const float magic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer in the low mantissa bits
+        vfloat shifted = v + magic;
+        vint whole = (vint)shifted - 0x4b400000;
+        vfloat f = v - (shifted - magic);
+        vfloat p = f * 1.535336188319500e-4f + 1.339887440266574e-3f;
+        p = p * f + 9.618437357674640e-3f;
+        p = p * f + 5.550332471162809e-2f;
+        p = p * f + 2.402264791363012e-1f;
+        p = p * f + 6.931472028550421e-1f;
+        p = p * f + 1.0f;
+        vfloat result = (vfloat)((vint)p + (whole << 23));
+        x.part[i] = (vfloat)((vint)result & ~vanishes);
+    }
+    return x;
+}
+
+INLINE Vec silu(Vec x) {
+    const Vec one = splat(1.0f);
+    return x / (one + exp2(x * splat(-1.44269504f)));
+}
+
+// acc + the products of one word of `a` and one of `b`, lane by lane: two bf16 products, or one of floats.
+template <class T>
+INLINE Vec dot(Vec acc, Words a, Words b);
+
+template <>
+INLINE Vec dot<float>(Vec acc, Words a, Words b) {
+    EACH_PART acc.part[i] = (vfloat)a.part[i] * (vfloat)b.part[i] + acc.part[i];
+    return acc;
+}
+
+template <>
+INLINE Vec dot<bf16>(Vec acc, Words a, Words b) {
+#ifdef ISA_AVX512BF16
+    acc.part[0] = (vfloat)_mm512_dpbf16_ps((__m512)acc.part[0], (__m512bh)a.part[0], (__m512bh)b.part[0]);
+#else
+    EACH_PART {
+        vfloat low = (vfloat)(a.part[i] << 16) * (vfloat)(b.part[i] << 16) + acc.part[i];
+        acc.part[i] = (vfloat)(a.part[i] & 0xffff0000u) * (vfloat)(b.part[i] & 0xffff0000u) + low;
+    }
+#endif
+    return acc;
+}
+
+INLINE float to_float(float x) { return x; }
+
+INLINE float to_float(bf16 x) {
+    uint32_t bits = (uint32_t)x.bits << 16;
+    float r;
+    memcpy(&r, &bits, 4);
+    return r;
+}
+
+template <class T>
+INLINE T round_to(float x);
+
+template <>
+INLINE float round_to<float>(float x) {
+    return x;
+}
+
+template <>
+INLINE bf16 round_to<bf16>(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    if (x != x) return bf16{0x7fc0};
+    return bf16{(uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16)};
+}
+
+// x as it reads back after being stored as T.
+template <class T>
+INLINE Vec rounded(Vec x) {
+    T buffer[16];
+    store(buffer, x);
+    return load(buffer);
+}
+
+#undef EACH_PART

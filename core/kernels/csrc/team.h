@@ -1,0 +1,62 @@
+// The threads that run one list of operations together, and how they meet and share work.
+//
+// One parallel region runs a whole list: between two operations the threads meet at a spin barrier, which costs a
+// fraction of a microsecond where closing and opening a region costs several.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include <sched.h>
+
+struct TeamState {
+    alignas(64) std::atomic<int> arrived{0};
+    alignas(64) std::atomic<int> generation{0};
+    alignas(64) std::atomic<int64_t> next_item[3]{};
+};
+
+class Team {
+public:
+    Team(TeamState& state, int rank, int size) : rank(rank), size(size), state_(state) {}
+
+    const int rank;
+    const int size;
+
+    // Every thread waits here for all others. What was written before is seen by all after.
+    void sync() {
+        if (rank == 0) state_.next_item[(phase_ + 1) % 3].store(0, std::memory_order_relaxed);
+        phase_++;
+        if (size == 1) return;
+        const int generation = state_.generation.load(std::memory_order_acquire);
+        if (state_.arrived.fetch_add(1, std::memory_order_acq_rel) == size - 1) {
+            state_.arrived.store(0, std::memory_order_relaxed);
+            state_.generation.store(generation + 1, std::memory_order_release);
+            return;
+        }
+        for (int spins = 0; state_.generation.load(std::memory_order_acquire) == generation; spins++) {
+            if (spins < SPINS_BEFORE_YIELD) pause();
+            else sched_yield();
+        }
+    }
+
+    // Calls work(item) for items 0..count-1, each on whichever thread is free. At most one such loop between two syncs.
+    template <class Work>
+    void share(int64_t count, Work work) {
+        auto& next = state_.next_item[phase_ % 3];
+        for (int64_t item; (item = next.fetch_add(1, std::memory_order_relaxed)) < count;) work(item);
+    }
+
+private:
+    static constexpr int SPINS_BEFORE_YIELD = 2000;
+
+    static void pause() {
+#if defined(__x86_64__)
+        __builtin_ia32_pause();
+#elif defined(__aarch64__)
+        asm volatile("yield");
+#endif
+    }
+
+    TeamState& state_;
+    int phase_ = 0;
+};

@@ -1,0 +1,237 @@
+"""Loads the native kernels and runs lists of their operations. The faces in this package call it; nothing else does.
+
+Every operation is a struct of 8-byte fields, as csrc/args.h declares it. A list of operations runs in one parallel
+region on torch's OpenMP threads, so torch must be loaded first: the two then share one runtime.
+"""
+
+import ctypes
+import functools
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from ...protocol import envs
+
+logger = logging.getLogger("corespan.core")
+
+ISA_LEVELS = ("portable", "avx2", "avx512", "avx512bf16")
+"""Instruction sets, each including those before it. `CORESPAN_CPU_ISA` names one of them, or "none"."""
+
+Pointer = ctypes.c_void_p
+Int = ctypes.c_int64
+Double = ctypes.c_double
+
+
+class Operation(ctypes.Structure):
+    """The arguments of one operation. `kind` is its place in csrc/args.h's `Kind`."""
+
+    kind: int
+
+
+class Step(ctypes.Structure):
+    """One step's batch; see csrc/args.h."""
+
+    _fields_ = [
+        ("num_reqs", Int),
+        ("query_start_loc", Pointer),
+        ("seq_lens", Pointer),
+        ("block_table", Pointer),
+        ("block_table_stride", Int),
+        ("block_size", Int),
+        ("positions", Pointer),
+        ("slot_mapping", Pointer),
+    ]
+
+
+class Embed(Operation):
+    kind = 0
+    _fields_ = [
+        ("rows", Pointer),
+        ("ids", Pointer),
+        ("table", Pointer),
+        ("out", Pointer),
+        ("size", Int),
+        ("dtype", Int),
+    ]
+
+
+class RmsNorm(Operation):
+    kind = 1
+    _fields_ = [
+        ("rows", Pointer),
+        ("x", Pointer),
+        ("residual", Pointer),
+        ("weight", Pointer),
+        ("out", Pointer),
+        ("row_index", Pointer),
+        ("size", Int),
+        ("eps", Double),
+        ("dtype", Int),
+    ]
+
+
+class Gemm(Operation):
+    kind = 2
+    _fields_ = [
+        ("rows", Pointer),
+        ("x", Pointer),
+        ("x_stride", Int),
+        ("weight", Pointer),
+        ("bias", Pointer),
+        ("out", Pointer),
+        ("out_stride", Int),
+        ("n", Int),
+        ("k", Int),
+        ("epilogue", Int),
+    ]
+
+
+class Pack(Operation):
+    kind = 3
+    _fields_ = [("weight", Pointer), ("out", Pointer), ("n", Int), ("k", Int)]
+
+
+class Rotary(Operation):
+    kind = 4
+    _fields_ = [
+        ("rows", Pointer),
+        ("step", Pointer),
+        ("qkv", Pointer),
+        ("stride", Int),
+        ("cos_sin", Pointer),
+        ("q_norm", Pointer),
+        ("k_norm", Pointer),
+        ("k_cache", Pointer),
+        ("v_cache", Pointer),
+        ("num_heads", Int),
+        ("num_kv_heads", Int),
+        ("head_dim", Int),
+        ("rotary_dim", Int),
+        ("eps", Double),
+        ("dtype", Int),
+    ]
+
+
+class WriteKv(Operation):
+    kind = 5
+    _fields_ = [
+        ("rows", Pointer),
+        ("step", Pointer),
+        ("k", Pointer),
+        ("v", Pointer),
+        ("k_stride", Int),
+        ("v_stride", Int),
+        ("k_cache", Pointer),
+        ("v_cache", Pointer),
+        ("num_kv_heads", Int),
+        ("head_dim", Int),
+        ("dtype", Int),
+    ]
+
+
+class Attention(Operation):
+    kind = 6
+    _fields_ = [
+        ("step", Pointer),
+        ("q", Pointer),
+        ("q_stride", Int),
+        ("k_cache", Pointer),
+        ("v_cache", Pointer),
+        ("out", Pointer),
+        ("out_stride", Int),
+        ("num_heads", Int),
+        ("num_kv_heads", Int),
+        ("head_dim", Int),
+        ("scale", Double),
+        ("window", Int),
+        ("partials", Pointer),
+        ("partials_size", Int),
+        ("dtype", Int),
+    ]
+
+
+class SiluMul(Operation):
+    kind = 7
+    _fields_ = [("rows", Pointer), ("gate_up", Pointer), ("out", Pointer), ("size", Int), ("dtype", Int)]
+
+
+class Argmax(Operation):
+    kind = 8
+    _fields_ = [("rows", Pointer), ("logits", Pointer), ("stride", Int), ("n", Int), ("out", Pointer)]
+
+
+class _Entry(ctypes.Structure):
+    _fields_ = [("kind", Int), ("args", Pointer)]
+
+
+class Recording:
+    """Operations in the order they run, with whatever their pointers point to; may be run any number of times."""
+
+    def __init__(self, operations: Sequence[Operation], keep_alive: object = None) -> None:
+        self._operations = operations
+        self._keep_alive = keep_alive
+        self._entries = (_Entry * len(operations))(
+            *(_Entry(operation.kind, ctypes.addressof(operation)) for operation in operations)
+        )
+        self._address = ctypes.addressof(self._entries)
+        self._run = _library().corespan_run
+        self._level = isa_level()
+
+    def run(self) -> None:
+        """Runs all operations in one parallel region. Releases the GIL meanwhile."""
+        self._run(self._level, self._address, len(self._operations), torch.get_num_threads())
+
+
+def run(*operations: Operation) -> None:
+    """Runs operations once, in one parallel region."""
+    Recording(operations).run()
+
+
+def is_available() -> bool:
+    """Whether the native kernels are built, load, and are not switched off."""
+    return envs.CORESPAN_CPU_ISA != "none" and _load() is not None
+
+
+def isa_level() -> int:
+    """Index into ISA_LEVELS of the set in use: the CPU's best, or the lower one that CORESPAN_CPU_ISA names.
+
+    Raises ValueError for an unknown name or a set that this CPU lacks.
+    """
+    best = int(_library().corespan_isa_level())
+    name = envs.CORESPAN_CPU_ISA
+    if name is None:
+        return best
+    usable = ISA_LEVELS[: best + 1]
+    if name not in usable:
+        raise ValueError(f"CORESPAN_CPU_ISA is {name!r}; this CPU runs {', '.join(usable)}, or 'none' for torch alone")
+    return usable.index(name)
+
+
+def dtype_code(dtype: torch.dtype) -> int:
+    """The `Dtype` of csrc/args.h. Raises KeyError for a type the kernels do not take."""
+    return {torch.float32: 0, torch.bfloat16: 1}[dtype]
+
+
+def _library() -> ctypes.CDLL:
+    library = _load()
+    if library is None:
+        raise RuntimeError("the native kernels are not built; install corespan with a C++17 compiler at hand")
+    return library
+
+
+@functools.cache
+def _load() -> ctypes.CDLL | None:
+    path = Path(__file__).with_name("_native.so")
+    if not path.exists():
+        logger.warning("native kernels are not built: torch serves alone, slower")
+        return None
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as error:
+        logger.warning("native kernels do not load, torch serves alone, slower: %s", error)
+        return None
+    library.corespan_run.argtypes = [ctypes.c_int, Pointer, Int, ctypes.c_int]
+    library.corespan_run.restype = None
+    return library

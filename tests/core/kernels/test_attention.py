@@ -1,0 +1,145 @@
+"""The native attention backend against the torch one, which is its reference."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from corespan.core.attention.interface import AttentionMetadata
+from corespan.core.attention.native import NativeAttentionBackend
+from corespan.core.attention.torch_backend import TorchAttentionBackend
+
+TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
+
+
+def make_metadata(
+    queries: list[int], contexts: list[int], block_size: int, generator: torch.Generator
+) -> AttentionMetadata:
+    """queries[i] tokens of a request whose context, after them, is contexts[i] tokens; blocks scattered at random."""
+    blocks = [-(-context // block_size) for context in contexts]
+    ids = torch.randperm(sum(blocks), generator=generator, dtype=torch.int32) + 1
+    table = torch.zeros(len(queries), max(blocks) + 3, dtype=torch.int32)
+    for row, row_ids in enumerate(ids.split(blocks)):
+        table[row, : blocks[row]] = row_ids
+    positions = torch.cat([torch.arange(c - q, c) for q, c in zip(queries, contexts, strict=True)])
+    request = torch.arange(len(queries)).repeat_interleave(torch.tensor(queries))
+    slots = table[request, positions // block_size].long() * block_size + positions % block_size
+    return AttentionMetadata(
+        query_start_loc=torch.tensor([0, *queries]).cumsum(0).int(),
+        seq_lens=torch.tensor(contexts, dtype=torch.int32),
+        block_table=table[:, : max(blocks)],
+        slot_mapping=slots,
+        positions=positions,
+        max_query_len=max(queries),
+        max_seq_len=max(contexts),
+        num_reqs=len(queries),
+        num_tokens=sum(queries),
+        num_decodes=sum(q == 1 for q in queries),
+    )
+
+
+class Case:
+    """A batch whose earlier context is already in both backends' caches."""
+
+    def __init__(self, heads: tuple[int, int, int], queries: list[int], contexts: list[int], dtype: torch.dtype,
+                 window: int | None = None, block_size: int = 16) -> None:  # fmt: skip
+        self.generator = torch.Generator().manual_seed(0)
+        self.heads, self.dtype = heads, dtype
+        shape = (*heads, heads[2] ** -0.5, block_size, dtype, window)
+        self.backends = [NativeAttentionBackend(*shape), TorchAttentionBackend(*shape)]
+        everything = make_metadata(contexts, contexts, block_size, self.generator)
+        num_blocks = int(everything.block_table.max()) + 1
+        self.caches = [backend.allocate(num_blocks) for backend in self.backends]
+        everything.num_decodes = 0
+        self.full = everything
+        self.step = self._tail(everything, queries, contexts)
+        self.q, self.k, self.v = (self.random(self.full.num_tokens, n) for n in (heads[0], heads[1], heads[1]))
+
+    def random(self, tokens: int, heads: int) -> torch.Tensor:
+        return torch.randn(tokens, heads, self.heads[2], generator=self.generator).to(self.dtype)
+
+    def _tail(self, full: AttentionMetadata, queries: list[int], contexts: list[int]) -> AttentionMetadata:
+        ends = torch.tensor(contexts).cumsum(0).tolist()
+        self.rows = torch.cat([torch.arange(end - q, end) for q, end in zip(queries, ends, strict=True)])
+        return dataclasses.replace(
+            full,
+            query_start_loc=torch.tensor([0, *queries]).cumsum(0).int(),
+            slot_mapping=full.slot_mapping[self.rows],
+            positions=full.positions[self.rows],
+            max_query_len=max(queries),
+            num_tokens=sum(queries),
+            num_decodes=sum(q == 1 for q in queries),
+        )
+
+    def run(self) -> list[torch.Tensor]:
+        """Prefills everything, then attends again from the step's rows; native first."""
+        outputs = []
+        for backend, cache in zip(self.backends, self.caches, strict=True):
+            backend.forward(self.q, self.k, self.v, cache, self.full)
+            rows = self.rows
+            outputs.append(backend.forward(self.q[rows], self.k[rows], self.v[rows], cache, self.step))
+        return outputs
+
+
+CASES = {
+    "decodes": ((6, 2, 64), [1, 1, 1], [1, 17, 40]),
+    "long decode on idle threads": ((3, 1, 64), [1], [777]),
+    "chunk after context": ((4, 4, 32), [7], [300]),
+    "whole prompts": ((9, 3, 64), [33, 260], [33, 260]),
+    "mixed batch": ((6, 2, 80), [1, 1, 5, 64], [513, 16, 5, 530]),
+    "one kv head, odd group": ((7, 1, 128), [1, 9], [31, 257]),
+    "rows beyond one tile": ((48, 1, 16), [1, 3], [20, 19]),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("name", CASES)
+def test_native_attention_equals_torch(name: str, dtype: torch.dtype, isa: str) -> None:
+    native, reference = Case(*CASES[name], dtype).run()
+    torch.testing.assert_close(native, reference, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("window", [1, 16, 100, 256, 300])
+def test_sliding_window_hides_what_lies_further_back(window: int, isa: str) -> None:
+    native, reference = Case((4, 2, 32), [1, 1, 50], [700, 90, 600], torch.float32, window).run()
+    torch.testing.assert_close(native, reference, atol=2e-5, rtol=2e-5)
+
+
+def test_blocks_of_32_tokens_are_pairs_of_kernel_blocks(isa: str) -> None:
+    native, reference = Case((4, 2, 32), [1, 20], [100, 45], torch.bfloat16, block_size=32).run()
+    torch.testing.assert_close(native, reference, atol=2e-2, rtol=2e-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_the_number_of_threads_does_not_change_a_bit(dtype: torch.dtype, threads: int) -> None:
+    case = Case((3, 1, 64), [1, 40], [1500, 900], dtype)
+    torch.set_num_threads(1)
+    alone = case.run()[0]
+    torch.set_num_threads(threads)
+    assert torch.equal(case.run()[0], alone)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_a_token_attends_bitwise_alike_as_decode_and_within_a_prompt(dtype: torch.dtype, isa: str) -> None:
+    case = Case((6, 2, 64), [1], [601], dtype)
+    backend, cache = case.backends[0], case.caches[0]
+    whole = backend.forward(case.q, case.k, case.v, cache, case.full)
+    rows = case.rows
+    assert torch.equal(backend.forward(case.q[rows], case.k[rows], case.v[rows], cache, case.step), whole[rows])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_what_lies_in_slots_not_yet_written_does_not_matter(dtype: torch.dtype, isa: str) -> None:
+    case = Case((4, 2, 32), [1, 1, 3], [1, 35, 19], dtype)
+    clean = case.run()[0]
+    case.caches[0].fill_(float("nan"))
+    assert torch.equal(case.run()[0], clean)
+
+
+def test_strided_views_of_a_merged_projection_are_taken_as_they_are(isa: str) -> None:
+    case = Case((4, 2, 32), [1, 6], [20, 30], torch.bfloat16)
+    backend, cache = case.backends[0], case.caches[0]
+    expected = backend.forward(case.q, case.k, case.v, cache, case.full)
+    q, k, v = torch.cat((case.q, case.k, case.v), dim=1).split((4, 2, 2), dim=1)
+    cache.zero_()
+    assert torch.equal(backend.forward(q, k, v, cache, case.full), expected)
