@@ -1,0 +1,27 @@
+"""Exceptions that crossed the bridge as names and texts, made into exceptions again."""
+
+import builtins
+from typing import Any
+
+from ..protocol.outputs import UtilityOutput
+
+
+def rebuild_exception(error_type: str, message: str, note: str | None = None) -> Exception:
+    """A built-in exception of the type named, so that a ValueError in the core is one here; else a RuntimeError."""
+    exception_class = getattr(builtins, error_type, None)
+    error: Exception
+    try:
+        known = isinstance(exception_class, type) and issubclass(exception_class, Exception)
+        error = exception_class(message) if known else RuntimeError(f"{error_type}: {message}")  # type: ignore[misc]
+    except TypeError:  # such as UnicodeDecodeError, which wants more than a message
+        error = RuntimeError(f"{error_type}: {message}")
+    if note is not None:
+        error.add_note(note)
+    return error
+
+
+def utility_result(answer: UtilityOutput) -> Any:
+    """The call's result. Raises what the call raised."""
+    if answer.failure_message is not None:
+        raise rebuild_exception(answer.failure_type, answer.failure_message)
+    return answer.result

@@ -1,0 +1,225 @@
+"""Starts core processes and ends them. Used by `CoreLink`, which adds the sockets.
+
+A core is a fresh interpreter, never a fork and never a second run of the user's main module, so it can be started from a
+script without a guard, a notebook, a daemonic worker, or a process whose threads hold locks.
+"""
+
+import logging
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from typing import TypeVar
+
+import msgspec
+import psutil
+
+from ..protocol import envs
+from ..protocol.channel import Channel
+from ..protocol.config import VllmConfig
+from ..protocol.errors import ProtocolError
+from ..protocol.outputs import (
+    HandshakeFailed,
+    HandshakeHello,
+    HandshakeInit,
+    HandshakeMessage,
+    HandshakeReady,
+    HandshakeShutdown,
+)
+from .failures import rebuild_exception
+
+logger = logging.getLogger("corespan.client")
+
+M = TypeVar("M")
+
+PROGRESS_INTERVAL = 10.0  # seconds between two lines of log while a core starts
+EXIT_GRACE = 5.0  # seconds an idle core has to leave before it is killed
+MAX_IPC_PATH_BYTES = 100  # of the 107 the system has, less a file name's
+STACKS_FILE = "core.stacks"
+
+_ROOT_PACKAGE = __package__.rpartition(".")[0]
+_BOOTSTRAP = (
+    f"import sys; sys.path[:] = sys.argv[3:]; from {_ROOT_PACKAGE}.core.process_main import main; "
+    "main(int(sys.argv[1]), int(sys.argv[2]))"
+)
+
+
+class CoreProcess:
+    """One core, from its start to its end. `ready` holds its final figures."""
+
+    def __init__(
+        self,
+        vllm_config: VllmConfig,
+        executor_class: str,
+        log_stats: bool,
+        socket_dir: str,
+        input_addresses: list[str],
+        output_addresses: list[str],
+        engine_index: int = 0,
+    ) -> None:
+        """Returns when the model is loaded.
+
+        Raises what the core's start raised, with the core's traceback as a note; RuntimeError when the core vanished;
+        TimeoutError after VLLM_ENGINE_READY_TIMEOUT_S.
+        """
+        self.owner_pid = os.getpid()
+        self._socket_dir = socket_dir
+        self._last_words: HandshakeFailed | None = None
+        self._channel_lock = threading.Lock()
+        own_end, core_end = socket.socketpair()
+        self.channel = Channel(own_end)
+        with core_end:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _BOOTSTRAP, str(core_end.fileno()), str(self.owner_pid), *sys.path],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[core_end.fileno()],
+                env=_core_environment(),
+                process_group=0,  # Ctrl-C in a terminal is the parent's alone
+            )
+        init = HandshakeInit(
+            config=msgspec.msgpack.encode(vllm_config),
+            engine_index=engine_index,
+            socket_dir=socket_dir,
+            input_addresses=input_addresses,
+            output_addresses=output_addresses,
+            executor_class=executor_class,
+            log_stats=log_stats,
+        )
+        try:
+            self.ready = self._handshake(init)
+        except BaseException:
+            self.kill()
+            self.channel.close()
+            raise
+
+    def _handshake(self, init: HandshakeInit) -> HandshakeReady:
+        deadline = time.monotonic() + envs.VLLM_ENGINE_READY_TIMEOUT_S
+        try:
+            self._expect(HandshakeHello, deadline)
+            self.channel.send(init)
+            return self._expect(HandshakeReady, deadline)
+        except (EOFError, OSError) as error:
+            if isinstance(error, TimeoutError):
+                raise
+            raise RuntimeError(f"The engine core did not start: {self._wait_for_exit_status()}") from None
+
+    def _expect(self, message_type: type[M], deadline: float) -> M:
+        message = self._next_message(deadline)
+        if isinstance(message, HandshakeFailed):
+            raise rebuild_exception(message.error_type, message.message, f"In the engine core:\n{message.traceback}")
+        if not isinstance(message, message_type):
+            raise ProtocolError(f"expected {message_type.__name__} from the core, got {type(message).__name__}")
+        return message
+
+    def _next_message(self, deadline: float) -> HandshakeMessage:
+        started = time.monotonic()
+        while not self.channel.poll(min(deadline - time.monotonic(), PROGRESS_INTERVAL)):
+            waited = time.monotonic() - started
+            if time.monotonic() >= deadline:
+                raise TimeoutError(
+                    f"The engine core was not ready after {envs.VLLM_ENGINE_READY_TIMEOUT_S:g} s "
+                    "(VLLM_ENGINE_READY_TIMEOUT_S)"
+                )
+            logger.info("The engine core has been starting for %.0f s", waited)
+        return self.channel.receive(deadline - time.monotonic())
+
+    def poll_death(self) -> bool:
+        """Whether the process is at its end; does not wait. To be asked when `channel` becomes readable."""
+        with self._channel_lock:
+            while self.channel.poll(0):
+                try:
+                    message = self.channel.receive()
+                except (EOFError, OSError, ProtocolError):
+                    return True
+                if isinstance(message, HandshakeFailed):
+                    self._last_words = message
+        return False
+
+    def cause_of_death(self) -> str:
+        """What the core said last, or how its process ended and where its threads stood. Waits for its exit."""
+        if self._last_words is not None:
+            return self._last_words.traceback
+        status = self._wait_for_exit_status()
+        stacks = self._read_stacks()
+        return f"{status}\n{stacks}" if stacks else status
+
+    def _wait_for_exit_status(self) -> str:
+        try:
+            code = self._process.wait(EXIT_GRACE)
+        except subprocess.TimeoutExpired:
+            return f"process {self._process.pid} closed its channel without leaving"
+        if code < 0:
+            return f"process {self._process.pid} was killed by {signal.Signals(-code).name}"
+        return f"process {self._process.pid} exited with code {code}"
+
+    def _read_stacks(self) -> str:
+        try:
+            with open(os.path.join(self._socket_dir, STACKS_FILE), errors="replace") as stacks:
+                return stacks.read()
+        except OSError:
+            return ""
+
+    def shutdown(self, drain_timeout: float) -> None:
+        """Asks the core to leave; kills it when it has not left in time. Repeated calls do nothing."""
+        if self._process.poll() is None:
+            try:
+                self.channel.send(HandshakeShutdown(drain_timeout))
+                self._process.wait(drain_timeout + EXIT_GRACE)
+            except (OSError, subprocess.TimeoutExpired):
+                logger.warning("The engine core does not leave and is killed")
+
+    def kill(self) -> None:
+        """Ends the process and all it started, at once."""
+        if self._process.poll() is None:
+            for process in _process_tree(self._process.pid):
+                try:
+                    process.kill()
+                except psutil.NoSuchProcess:
+                    continue
+            self._process.wait()
+
+
+def make_socket_dir() -> str:
+    """A new folder that only this user can enter, under VLLM_RPC_BASE_PATH or the system's temporary folder.
+
+    Raises ValueError when the path is too long for an ipc socket.
+    """
+    socket_dir = tempfile.mkdtemp(prefix="corespan-", dir=envs.VLLM_RPC_BASE_PATH)
+    if len(os.fsencode(socket_dir)) > MAX_IPC_PATH_BYTES:
+        shutil.rmtree(socket_dir, ignore_errors=True)
+        raise ValueError(
+            f"{socket_dir} is too long for ipc sockets (at most {MAX_IPC_PATH_BYTES} bytes); "
+            "set VLLM_RPC_BASE_PATH to a shorter folder"
+        )
+    return socket_dir
+
+
+def _core_environment() -> dict[str, str]:
+    environment = dict(os.environ)
+    environment.setdefault("OMP_NUM_THREADS", str(available_cores()))
+    return environment
+
+
+def available_cores() -> int:
+    """Cores that this process may use: its affinity, cut down to its control group's quota."""
+    cores = len(os.sched_getaffinity(0))
+    try:
+        with open("/sys/fs/cgroup/cpu.max") as cpu_max:
+            quota, period = cpu_max.read().split()
+    except (OSError, ValueError):
+        return cores
+    return cores if quota == "max" else max(1, min(cores, round(int(quota) / int(period))))
+
+
+def _process_tree(pid: int) -> list[psutil.Process]:
+    """The process and its descendants, itself first, so that it starts no more of them."""
+    try:
+        process = psutil.Process(pid)
+        return [process, *process.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []

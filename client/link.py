@@ -1,0 +1,185 @@
+"""A client's connection to a core process: the process itself, the sockets, and what to do when either ends.
+
+The sync and the asyncio client each hold a link and differ only in how they wait for it.
+"""
+
+import logging
+import os
+import shutil
+import threading
+
+import msgspec
+import zmq
+
+from ..protocol.codec import MsgpackDecoder, MsgpackEncoder
+from ..protocol.config import VllmConfig
+from ..protocol.errors import EngineDeadError, ProtocolError
+from ..protocol.outputs import ENGINE_CORE_DEAD, EngineCoreOutputs, HandshakeReady
+from ..protocol.requests import EngineCoreRequestType
+from ..protocol.sockets import bind, identity, receive_frames
+from .launcher import CoreProcess, make_socket_dir
+
+logger = logging.getLogger("corespan.client")
+
+ENGINE_INDEX = 0
+LAST_OUTPUTS_WAIT_MS = 20  # what a dead core had sent arrives within this time of the output before
+SHUT_DOWN = "it was shut down"
+READY_WAIT_MS = 10_000  # a core that says it is ready connects its sockets at the same time
+
+
+class CoreLink:
+    """Sends from any thread, one at a time; receives in one thread at a time. `dead_cause` is None while the core lives.
+
+    Nothing here refers to the client, so that a client that is dropped can be collected; `close` then cleans up.
+    """
+
+    def __init__(self, vllm_config: VllmConfig, executor_class: str, log_stats: bool) -> None:
+        """Starts a core and waits until it is ready. Raises what `CoreProcess` raises."""
+        self.dead_cause: str | None = None
+        self._closing = False
+        self._close_lock = threading.Lock()
+        self._send_lock = threading.Lock()
+        self._receive_lock = threading.Lock()
+        self._encoder = MsgpackEncoder()
+        self._decoder = MsgpackDecoder(EngineCoreOutputs)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._socket_dir = make_socket_dir()
+        try:
+            self._input = bind(self._context, zmq.ROUTER, f"ipc://{self._socket_dir}/input")
+            self.output_socket = bind(self._context, zmq.PULL, f"ipc://{self._socket_dir}/output")
+            self.process = CoreProcess(
+                vllm_config,
+                executor_class,
+                log_stats,
+                self._socket_dir,
+                [f"ipc://{self._socket_dir}/input"],
+                [f"ipc://{self._socket_dir}/output"],
+                ENGINE_INDEX,
+            )
+            self._await_route()
+        except BaseException:
+            self._release_sockets()
+            raise
+        self.vllm_config = _with_final_figures(vllm_config, self.process.ready)
+
+    def _await_route(self) -> None:
+        """The socket can send to the core once the core has said a word on it."""
+        while self._input.poll(READY_WAIT_MS):
+            sender, *_ = self._input.recv_multipart()
+            if sender == identity(ENGINE_INDEX):
+                return
+        self.process.kill()
+        raise TimeoutError("the engine core is ready but did not connect to its request socket")
+
+    def send(self, request_type: EngineCoreRequestType, message: object) -> None:
+        """Raises EngineDeadError, TypeError for what cannot be encoded."""
+        with self._send_lock:
+            self.ensure_alive()
+            frames = self._encoder.encode(message)
+            try:
+                self._input.send_multipart([identity(ENGINE_INDEX), request_type.value, *frames])
+            except zmq.ZMQError as error:
+                self.mark_dead()
+                raise self.dead_error() from error
+
+    def receive_nowait(self) -> EngineCoreOutputs | None:
+        """The next outputs that are here, or None. Marks the core dead when it says so. What is not to be understood is
+        logged and dropped.
+        """
+        with self._receive_lock:
+            while self.dead_cause is None:
+                try:
+                    frames = receive_frames(self.output_socket, zmq.NOBLOCK)
+                except zmq.Again:
+                    return None
+                if frames[0] == ENGINE_CORE_DEAD:
+                    self.mark_dead(bytes(frames[1]).decode(errors="replace") if len(frames) > 1 else None)
+                    return None
+                try:
+                    return self._decoder.decode(frames)
+                except ProtocolError as error:
+                    logger.error("Dropped a message on the output socket: %s", error)
+        return None
+
+    def wait(self) -> None:
+        """Returns when there is something to receive, or the core is dead and everything it sent has been received."""
+        with self._receive_lock:
+            if self.dead_cause is not None:
+                return
+            poller = zmq.Poller()
+            poller.register(self.output_socket, zmq.POLLIN)
+            poller.register(self.process.channel.fileno(), zmq.POLLIN)
+            while self.output_socket not in dict(poller.poll()):
+                if self.process.poll_death():
+                    if not self.output_socket.poll(LAST_OUTPUTS_WAIT_MS):
+                        self.mark_dead()
+                    return
+
+    def check_death(self) -> bool:
+        """Whether the core is dead; looks, and does not wait."""
+        if self.dead_cause is None and self.process.poll_death():
+            self.mark_dead()
+        return self.dead_cause is not None
+
+    def ensure_alive(self) -> None:
+        if self.check_death():
+            raise self.dead_error()
+
+    def mark_dead(self, cause: str | None = None) -> None:
+        if self.dead_cause is not None:
+            return
+        if self._closing:
+            self.dead_cause = SHUT_DOWN
+        else:
+            self.dead_cause = cause or self.process.cause_of_death()
+            logger.error("The engine core has died: %s", self.dead_cause)
+
+    def dead_error(self) -> EngineDeadError:
+        return EngineDeadError(self.dead_cause)
+
+    def close(self, drain_timeout: float = 0.0) -> list[EngineCoreOutputs]:
+        """`stop`, then `release`. Repeated calls do nothing, nor does one in a fork of the owner."""
+        last_outputs = self.stop(drain_timeout)
+        self.release()
+        return last_outputs
+
+    def stop(self, drain_timeout: float) -> list[EngineCoreOutputs]:
+        """Ends the core. Returns what it sent meanwhile and nobody took."""
+        with self._close_lock:
+            if self._closing or self._is_fork():
+                return []
+            self._closing = True
+        if self.dead_cause is None:
+            self.process.shutdown(drain_timeout)
+        self.process.kill()
+        last_outputs = []
+        while (outputs := self.receive_nowait()) is not None:
+            last_outputs.append(outputs)
+        self.mark_dead()
+        return last_outputs
+
+    def release(self) -> None:
+        """Closes the sockets and removes their folder, once no thread is using them."""
+        if self._is_fork():
+            return
+        with self._receive_lock, self._send_lock:
+            self._release_sockets()
+            self.process.channel.close()
+
+    def _is_fork(self) -> bool:
+        return os.getpid() != self.process.owner_pid
+
+    def _release_sockets(self) -> None:
+        self._context.destroy(linger=0)
+        shutil.rmtree(self._socket_dir, ignore_errors=True)
+
+
+def _with_final_figures(vllm_config: VllmConfig, ready: HandshakeReady) -> VllmConfig:
+    replace = msgspec.structs.replace
+    return replace(
+        vllm_config,
+        model_config=replace(vllm_config.model_config, max_model_len=ready.max_model_len),
+        cache_config=replace(
+            vllm_config.cache_config, num_gpu_blocks=ready.num_gpu_blocks, block_size=ready.block_size
+        ),
+    )

@@ -1,0 +1,110 @@
+"""The blocking client for a core in a process of its own."""
+
+import itertools
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from ..protocol.config import VllmConfig
+from ..protocol.errors import EngineDeadError
+from ..protocol.outputs import EngineCoreOutputs, UtilityOutput
+from ..protocol.requests import EngineCoreRequest, EngineCoreRequestType, UtilityRequest
+from .base import SyncEngineCoreClient
+from .failures import utility_result
+from .link import CoreLink
+
+R = TypeVar("R")
+
+
+class SyncMPClient(SyncEngineCoreClient):
+    """Usable from several threads. There is no reader thread: of the threads that wait, one reads the socket and sorts
+    what comes for all of them, so a lone caller gets its answer without a change of thread.
+    """
+
+    def __init__(self, vllm_config: VllmConfig, executor_class: str, log_stats: bool) -> None:
+        self._link = CoreLink(vllm_config, executor_class, log_stats)
+        self._finalizer = weakref.finalize(self, self._link.close)
+        self.vllm_config = self._link.vllm_config
+        self._call_ids = itertools.count()
+        self._state = threading.Condition()  # guards the three below
+        self._outputs: deque[EngineCoreOutputs] = deque()
+        self._answers: dict[int, UtilityOutput | None] = {}  # of the calls in flight
+        self._someone_reads = False
+
+    def get_output(self) -> EngineCoreOutputs:
+        return self._wait_for(lambda: self._outputs.popleft() if self._outputs else None)
+
+    def add_request(self, request: EngineCoreRequest) -> None:
+        self._link.send(EngineCoreRequestType.ADD, request)
+
+    def abort_requests(self, request_ids: list[str]) -> None:
+        if not request_ids or self._link.check_death():
+            return
+        self._link.send(EngineCoreRequestType.ABORT, request_ids)
+
+    def call_utility(self, method: str, *args: object) -> Any:
+        call_id = next(self._call_ids)
+        self._answers[call_id] = None
+        try:
+            self._link.send(EngineCoreRequestType.UTILITY, UtilityRequest(0, call_id, method, list(args)))
+            return utility_result(self._wait_for(lambda: self._answers[call_id]))
+        finally:
+            del self._answers[call_id]
+
+    @property
+    def engine_dead(self) -> bool:
+        return self._link.check_death()
+
+    def dead_error(self) -> EngineDeadError:
+        return self._link.dead_error()
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        """What the core finished meanwhile is still handed out by `get_output`."""
+        last_outputs = self._link.close(
+            self.vllm_config.parallel_config.shutdown_timeout if timeout is None else timeout
+        )
+        self._finalizer.detach()
+        with self._state:
+            for outputs in last_outputs:
+                self._sort(outputs)
+
+    def _wait_for(self, take: Callable[[], R | None]) -> R:
+        """What `take` returns, as soon as that is not None. Raises EngineDeadError when it cannot come any more."""
+        while True:
+            with self._state:
+                while True:
+                    taken = take()
+                    if taken is not None:
+                        return taken
+                    if self._link.dead_cause is not None:
+                        raise self._link.dead_error()
+                    if not self._someone_reads:
+                        break
+                    self._state.wait()
+                self._someone_reads = True
+            try:
+                self._read()
+            finally:
+                with self._state:
+                    self._someone_reads = False
+                    self._state.notify_all()
+
+    def _read(self) -> None:
+        """Waits for messages and sorts those that have come."""
+        received = self._link.receive_nowait()
+        if received is None:
+            self._link.wait()
+            received = self._link.receive_nowait()
+        if received is not None:
+            with self._state:
+                self._sort(received)
+
+    def _sort(self, received: EngineCoreOutputs) -> None:
+        answer = received.utility_output
+        if answer is not None:
+            if answer.call_id in self._answers:
+                self._answers[answer.call_id] = answer
+        else:
+            self._outputs.append(received)

@@ -1,0 +1,188 @@
+"""The two threads that connect a core process with its clients. `EngineCoreProc` starts them; nothing else touches
+their sockets.
+"""
+
+import logging
+import queue
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+import zmq
+
+from ..protocol.codec import Buffer, MsgpackDecoder, MsgpackEncoder
+from ..protocol.errors import ProtocolError
+from ..protocol.outputs import ENGINE_CORE_DEAD, EngineCoreOutputs, UtilityOutput
+from ..protocol.requests import EngineCoreRequest, EngineCoreRequestType, UtilityRequest
+from ..protocol.sockets import connect, receive_frames
+from .scheduler.request import Request
+
+logger = logging.getLogger("corespan.core")
+
+InputQueue = queue.SimpleQueue[tuple[EngineCoreRequestType, object]]
+ZmqContext = zmq.Context[zmq.Socket[bytes]]
+
+
+class RequestIntake(Protocol):
+    """What the input thread needs of the core."""
+
+    input_queue: InputQueue
+    abort_queue: queue.SimpleQueue[list[str]]
+
+    def preprocess_add_request(self, request: EngineCoreRequest) -> Request: ...
+
+    def fail_request(self, request_id: str, client_index: int, error: Exception) -> None: ...
+
+
+class InputThread(threading.Thread):
+    """Decodes what clients send and prepares requests, while the model runs. Ends when the ZMQ context is terminated."""
+
+    def __init__(
+        self,
+        context: ZmqContext,
+        addresses: Sequence[str],
+        identity: bytes,
+        ready: bytes,
+        intake: RequestIntake,
+        on_failure: Callable[[str], None],
+    ) -> None:
+        """`ready` goes to every client at once, and teaches its socket the way to this core."""
+        super().__init__(name="core-input", daemon=True)
+        self._context = context
+        self._addresses = addresses
+        self._identity = identity
+        self._ready = ready
+        self._intake = intake
+        self._on_failure = on_failure
+        self._add_decoder = MsgpackDecoder(EngineCoreRequest)
+        self._abort_decoder = MsgpackDecoder(list[str])
+        self._utility_decoder = MsgpackDecoder(UtilityRequest)
+
+    def run(self) -> None:
+        sockets = [connect(self._context, zmq.DEALER, address, self._identity) for address in self._addresses]
+        try:
+            self._serve(sockets)
+        except zmq.ContextTerminated:
+            pass
+        except Exception:
+            self._on_failure(f"the input thread failed\n{traceback.format_exc()}")
+        finally:
+            for socket in sockets:
+                socket.close()
+
+    def _serve(self, sockets: list["zmq.Socket[bytes]"]) -> None:
+        poller = zmq.Poller()
+        for socket in sockets:
+            socket.send(self._ready)
+            poller.register(socket, zmq.POLLIN)
+        client_index = {socket: index for index, socket in enumerate(sockets)}
+        while True:
+            for socket, _ in poller.poll():
+                self._handle(client_index[socket], receive_frames(socket))
+
+    def _handle(self, client_index: int, frames: list[Buffer]) -> None:
+        try:
+            request_type = EngineCoreRequestType(bytes(frames[0]))
+            if request_type is EngineCoreRequestType.ADD:
+                self._add(client_index, frames[1:])
+            elif request_type is EngineCoreRequestType.ABORT:
+                self._abort(self._abort_decoder.decode(frames[1:]))
+            elif request_type is EngineCoreRequestType.UTILITY:
+                call = self._utility_decoder.decode(frames[1:])
+                call.client_index = client_index
+                self._intake.input_queue.put((request_type, call))
+            else:
+                logger.error("Dropped a message of type %s from client %d", request_type.name, client_index)
+        except (ProtocolError, ValueError) as error:
+            logger.error("Dropped a message from client %d: %s", client_index, error)
+
+    def _add(self, client_index: int, frames: list[Buffer]) -> None:
+        try:
+            request = self._add_decoder.decode(frames)
+        except ProtocolError as error:
+            self._intake.fail_request(_readable_request_id(frames), client_index, error)
+            return
+        request.client_index = client_index
+        try:
+            prepared = self._intake.preprocess_add_request(request)
+        except Exception as error:  # whatever is wrong with a request ends that request alone
+            self._intake.fail_request(request.request_id, client_index, error)
+            return
+        self._intake.input_queue.put((EngineCoreRequestType.ADD, prepared))
+
+    def _abort(self, request_ids: list[str]) -> None:
+        """Twice: at once, between the model's run and its output, and in order, behind the request it may belong to."""
+        self._intake.abort_queue.put(request_ids)
+        self._intake.input_queue.put((EngineCoreRequestType.ABORT, request_ids))
+
+
+def _readable_request_id(frames: list[Buffer]) -> str:
+    """The id in an ADD message that is otherwise not to be understood. Raises ProtocolError where there is none."""
+    fields = MsgpackDecoder(list[object]).decode(frames)
+    if not fields or not isinstance(fields[0], str):
+        raise ProtocolError("an ADD message without a request id")
+    return fields[0]
+
+
+class DeadSentinel(NamedTuple):
+    """Tells every client, after all outputs before it, that the core is about to exit."""
+
+    cause: str
+
+
+OutputQueue = queue.SimpleQueue[tuple[int, EngineCoreOutputs] | DeadSentinel | None]
+
+
+class OutputThread(threading.Thread):
+    """Encodes and sends outputs, each to its client, while the next step runs. None in the queue ends it."""
+
+    def __init__(
+        self,
+        context: ZmqContext,
+        addresses: Sequence[str],
+        engine_index: int,
+        output_queue: OutputQueue,
+        on_failure: Callable[[str], None],
+    ) -> None:
+        super().__init__(name="core-output", daemon=True)
+        self._context = context
+        self._addresses = addresses
+        self._engine_index = engine_index
+        self._queue = output_queue
+        self._on_failure = on_failure
+        self._encoder = MsgpackEncoder()
+
+    def run(self) -> None:
+        sockets = [connect(self._context, zmq.PUSH, address) for address in self._addresses]
+        try:
+            while (item := self._queue.get()) is not None:
+                if isinstance(item, DeadSentinel):
+                    for socket in sockets:
+                        socket.send_multipart([ENGINE_CORE_DEAD, item.cause.encode(errors="replace")])
+                else:
+                    client_index, outputs = item
+                    sockets[client_index].send_multipart(self._encode(outputs), copy=False)
+        except Exception:
+            self._on_failure(f"the output thread failed\n{traceback.format_exc()}")
+        finally:
+            for socket in sockets:
+                socket.close()
+
+    def _encode(self, outputs: EngineCoreOutputs) -> list[Buffer]:
+        outputs.engine_index = self._engine_index
+        if not outputs.timestamp:
+            outputs.timestamp = time.monotonic()
+        try:
+            return self._encoder.encode(outputs)
+        except Exception as error:
+            answer = outputs.utility_output
+            if answer is None:
+                raise
+            outputs.utility_output = failed_call(answer.call_id, error)
+            return self._encoder.encode(outputs)
+
+
+def failed_call(call_id: int, error: BaseException) -> UtilityOutput:
+    return UtilityOutput(call_id, failure_message=str(error), failure_type=type(error).__name__)

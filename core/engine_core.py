@@ -1,0 +1,296 @@
+"""The engine core: executor, KV cache and scheduler put together, and the step that drives them.
+
+The in-process client calls it directly; `EngineCoreProc` drives it from a process of its own.
+"""
+
+import importlib
+import logging
+import queue
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, Literal
+
+import msgspec
+
+from ..protocol.config import VllmConfig
+from ..protocol.outputs import EngineCoreOutput, EngineCoreOutputs, FinishReason
+from ..protocol.requests import EngineCoreRequest
+from .executor.abstract import Executor
+from .kv_cache.block_hash import BlockHasher
+from .kv_sizing import num_kv_blocks
+from .scheduler.pause import PauseState
+from .scheduler.request import Request, RequestStatus
+from .scheduler.scheduler import Scheduler
+from .structured_output.manager import StructuredOutputManager
+
+logger = logging.getLogger("corespan.core")
+
+PauseMode = Literal["abort", "wait", "keep"]
+PAUSE_MODES = ("abort", "wait", "keep")
+SLEEP_LEVELS = (0, 1, 2)
+WAKE_UP_TAGS = ("weights", "kv_cache", "scheduling")
+
+UTILITIES = frozenset(
+    {
+        "collective_rpc",
+        "get_request_counts",
+        "get_supported_tasks",
+        "is_scheduler_paused",
+        "is_sleeping",
+        "pause_scheduler",
+        "profile",
+        "reset_prefix_cache",
+        "resume_scheduler",
+        "sleep",
+        "wake_up",
+    }
+)
+"""The methods that clients may call by name."""
+
+Emit = Callable[[int, EngineCoreOutputs], None]
+"""Takes outputs that no step returns, with the index of the client they are for."""
+
+
+class EngineCore:
+    """Not thread-safe, but for `preprocess_add_request` and `abort_queue`, which an input thread may use."""
+
+    def __init__(self, vllm_config: VllmConfig, executor_class: str, log_stats: bool, emit: Emit) -> None:
+        """Loads the model and sizes the KV cache. `executor_class` is "package.module:Class".
+
+        Raises ValueError when the cache cannot hold one request of `max_model_len`.
+        """
+        self._emit = emit
+        self.abort_queue: queue.SimpleQueue[list[str]] = queue.SimpleQueue()
+        self._idle_actions: list[tuple[Callable[[], None], Future[None]]] = []
+        self.executor: Executor = _load_class(executor_class)(vllm_config)
+        try:
+            self.vllm_config = self._initialize_kv_cache(vllm_config)
+            self.structured_output_manager = StructuredOutputManager(self.vllm_config)
+            self.scheduler = Scheduler(
+                self.vllm_config,
+                self._num_gpu_blocks,
+                structured_output_manager=self.structured_output_manager,
+                log_stats=log_stats,
+            )
+        except BaseException:
+            self.executor.shutdown()
+            raise
+        cache_config = self.vllm_config.cache_config
+        self._block_hasher = BlockHasher(cache_config.block_size) if cache_config.enable_prefix_caching else None
+        self._vocab_size = vllm_config.model_config.vocab_size
+
+    @property
+    def _num_gpu_blocks(self) -> int:
+        num_gpu_blocks = self.vllm_config.cache_config.num_gpu_blocks
+        assert num_gpu_blocks is not None
+        return num_gpu_blocks
+
+    def _initialize_kv_cache(self, vllm_config: VllmConfig) -> VllmConfig:
+        num_blocks = num_kv_blocks(
+            vllm_config, self.executor.kv_block_bytes(), self.executor.determine_available_memory()
+        )
+        self.executor.initialize_kv_cache(num_blocks)
+        cache_config = msgspec.structs.replace(vllm_config.cache_config, num_gpu_blocks=num_blocks)
+        return msgspec.structs.replace(vllm_config, cache_config=cache_config)
+
+    # Requests
+
+    def preprocess_add_request(self, request: EngineCoreRequest) -> Request:
+        """Everything about a new request that needs no scheduler; may run in another thread.
+
+        Raises ValueError for a request that the model cannot take.
+        """
+        token_ids = request.prompt_token_ids
+        if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self._vocab_size:
+            raise ValueError(f"prompt token ids must lie in 0..{self._vocab_size - 1}")
+        return Request.from_engine_core_request(request, self._block_hasher)
+
+    def add_request(self, request: EngineCoreRequest) -> None:
+        """Queues a request; one that cannot be prepared ends at once, with an error as its output.
+
+        Raises ValueError when a request of the same id is in flight.
+        """
+        try:
+            prepared = self.preprocess_add_request(request)
+        except Exception as error:
+            self.fail_request(request.request_id, request.client_index, error)
+            return
+        self.scheduler.add_request(prepared)
+
+    def fail_request(self, request_id: str, client_index: int, error: Exception) -> None:
+        """Ends a request that never reached the scheduler."""
+        logger.error("Request %s failed while being added", request_id, exc_info=error)
+        reason = f"{type(error).__name__}: {error}"
+        self._emit_finished([(request_id, client_index)], FinishReason.ERROR, reason)
+
+    def abort_requests(self, request_ids: list[str]) -> None:
+        """Frees what the requests hold; no output follows. Unknown ids are ignored."""
+        self.scheduler.finish_requests(request_ids, RequestStatus.FINISHED_ABORTED)
+
+    def abort_all_requests(self) -> None:
+        """Ends every request, with an output that says so."""
+        finished = self.scheduler.finish_requests(None, RequestStatus.FINISHED_ABORTED)
+        self._emit_finished(finished, FinishReason.ABORT)
+
+    def _emit_finished(
+        self, finished: Sequence[tuple[str, int]], reason: FinishReason, stop_reason: str | None = None
+    ) -> None:
+        by_client: dict[int, list[EngineCoreOutput]] = {}
+        for request_id, client_index in finished:
+            output = EngineCoreOutput(request_id, [], finish_reason=reason, stop_reason=stop_reason)
+            by_client.setdefault(client_index, []).append(output)
+        for client_index, outputs in by_client.items():
+            self._emit(client_index, EngineCoreOutputs(outputs=outputs))
+
+    # The step
+
+    def has_work(self) -> bool:
+        """Whether a step could get anything done in the present pause state."""
+        return self.scheduler.has_requests()
+
+    def step(self) -> tuple[dict[int, EngineCoreOutputs], bool]:
+        """Schedules, runs the model and takes in what it sampled: outputs by client, and whether the model ran.
+
+        Aborts that arrive while the model runs take effect before its output is looked at.
+        """
+        if not self.has_work():
+            return {}, False
+        scheduler_output = self.scheduler.schedule()
+        runner_output = self.executor.execute_model(scheduler_output)
+        self._process_abort_queue()
+        outputs = self.scheduler.update_from_output(scheduler_output, runner_output)
+        return outputs, scheduler_output.total_num_scheduled_tokens > 0
+
+    def _process_abort_queue(self) -> None:
+        while True:
+            try:
+                self.abort_requests(self.abort_queue.get_nowait())
+            except queue.Empty:
+                return
+
+    def run_idle_actions(self) -> None:
+        """Does what was put off until nothing is left in flight. To be called whenever `has_work()` is false."""
+        actions, self._idle_actions = self._idle_actions, []
+        for action, done in actions:
+            _settle(action, done)
+
+    def _when_idle(self, action: Callable[[], None]) -> "Future[None]":
+        done: Future[None] = Future()
+        if self.has_work():
+            self._idle_actions.append((action, done))
+        else:
+            _settle(action, done)
+        return done
+
+    # Utilities
+
+    def call_utility(self, method: str, args: Sequence[object]) -> Any:
+        """The method's result, which may be a Future that a later step completes.
+
+        Raises AttributeError for a method that is not one of `UTILITIES`, and whatever the method raises.
+        """
+        if method not in UTILITIES:
+            raise AttributeError(f"the engine core has no utility {method!r}")
+        return getattr(self, method)(*args)
+
+    def get_supported_tasks(self) -> list[str]:
+        return ["generate"]
+
+    def get_request_counts(self) -> tuple[int, int]:
+        """Requests (running, waiting)."""
+        return self.scheduler.get_request_counts()
+
+    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        return self.scheduler.reset_prefix_cache(reset_running_requests)
+
+    def pause_scheduler(self, mode: PauseMode = "abort", clear_cache: bool = True) -> "Future[None]":
+        """Done once nothing runs any more. New requests queue until `resume_scheduler`.
+
+        Raises ValueError for an unknown mode.
+        """
+        return self._pause(mode, clear_cache, lambda: None)
+
+    def _pause(self, mode: PauseMode, clear_cache: bool, then: Callable[[], None]) -> "Future[None]":
+        if mode not in PAUSE_MODES:
+            raise ValueError(f"pause mode is {mode!r}; it must be one of {', '.join(PAUSE_MODES)}")
+        if mode == "abort":
+            self.abort_all_requests()
+        self.scheduler.set_pause_state(PauseState.PAUSED_ALL if mode == "keep" else PauseState.PAUSED_NEW)
+
+        def paused() -> None:
+            if clear_cache:
+                self.scheduler.reset_prefix_cache(reset_running_requests=mode == "keep")
+            then()
+
+        return self._when_idle(paused)
+
+    def resume_scheduler(self) -> None:
+        """A pause or sleep that has not come about yet is called off, and fails."""
+        for _, done in self._idle_actions:
+            done.set_exception(RuntimeError("resumed before everything in flight had finished"))
+        self._idle_actions.clear()
+        self.scheduler.set_pause_state(PauseState.UNPAUSED)
+
+    def is_scheduler_paused(self) -> bool:
+        return self.scheduler.pause_state is not PauseState.UNPAUSED
+
+    def sleep(self, level: int = 1, mode: PauseMode = "abort") -> "Future[None]":
+        """Pauses, then gives memory back: level 0 none, 1 the KV cache's, 2 the weights' too."""
+        if level not in SLEEP_LEVELS:
+            raise ValueError(f"sleep level is {level}; it must be 0, 1 or 2")
+        if level == 0:
+            return self._pause(mode, False, lambda: None)
+
+        def free_memory() -> None:
+            if not self.executor.is_sleeping:
+                self.executor.sleep(level)
+
+        return self._pause(mode, True, free_memory)
+
+    def wake_up(self, tags: list[str] | None = None) -> None:
+        """Scheduling goes on once all memory is back. Raises ValueError for an unknown tag."""
+        unknown = set(tags or ()) - set(WAKE_UP_TAGS)
+        if unknown:
+            raise ValueError(f"wake_up tags {sorted(unknown)} are unknown; there are {', '.join(WAKE_UP_TAGS)}")
+        memory_tags = None if tags is None else [tag for tag in tags if tag != "scheduling"]
+        if self.executor.is_sleeping and memory_tags != []:
+            self.executor.wake_up(memory_tags)
+        if not self.executor.is_sleeping:
+            self.resume_scheduler()
+
+    def is_sleeping(self) -> bool:
+        return self.executor.is_sleeping or self.is_scheduler_paused()
+
+    def profile(self, is_start: bool = True, profile_prefix: str | None = None) -> list[str | None]:
+        """Stopping returns the paths of the traces, one a worker."""
+        return self.executor.profile(is_start, profile_prefix)
+
+    def collective_rpc(
+        self,
+        method: str | Callable[..., Any],
+        timeout: float | None = None,
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> list[Any]:
+        return self.executor.collective_rpc(method, timeout, tuple(args), dict(kwargs or {}))
+
+    def shutdown(self) -> None:
+        self.executor.shutdown()
+
+
+def _settle(action: Callable[[], None], done: "Future[None]") -> None:
+    try:
+        action()
+    except Exception as error:
+        done.set_exception(error)
+    else:
+        done.set_result(None)
+
+
+def _load_class(path: str) -> Callable[[VllmConfig], Executor]:
+    """Raises ValueError for a path that is not "package.module:Class", ImportError, AttributeError."""
+    module, separator, name = path.partition(":")
+    if not separator:
+        raise ValueError(f"executor_class is {path!r}; it must read package.module:Class")
+    loaded: Callable[[VllmConfig], Executor] = getattr(importlib.import_module(module), name)
+    return loaded

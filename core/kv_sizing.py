@@ -1,0 +1,60 @@
+"""How many KV blocks a core gets. `EngineCore` asks once, at start."""
+
+import logging
+
+from ..protocol import envs
+from ..protocol.config import VllmConfig
+
+logger = logging.getLogger("corespan.core")
+
+GIB = 1 << 30
+
+
+def num_kv_blocks(vllm_config: VllmConfig, block_bytes: int, available_bytes: int) -> int:
+    """Blocks to allocate, the unused null block included.
+
+    In order of precedence: `num_gpu_blocks_override`; `kv_cache_memory_bytes`; VLLM_CPU_KVCACHE_SPACE; else
+    `available_bytes`, but never more than `max_num_seqs` requests of `max_model_len` can use.
+    Raises ValueError, naming the largest `max_model_len` that fits, when a single request of `max_model_len` does not.
+    """
+    cache_config = vllm_config.cache_config
+    cache_space = envs.VLLM_CPU_KVCACHE_SPACE
+    if cache_config.num_gpu_blocks_override is not None:
+        num_blocks = cache_config.num_gpu_blocks_override
+    elif cache_config.kv_cache_memory_bytes is not None:
+        num_blocks = cache_config.kv_cache_memory_bytes // block_bytes
+    elif cache_space is not None:
+        num_blocks = int(cache_space * GIB) // block_bytes
+    else:
+        num_blocks = min(available_bytes // block_bytes, _most_useful_blocks(vllm_config))
+    _check_fits(vllm_config, num_blocks, block_bytes)
+    logger.info(
+        "KV cache: %d blocks of %d tokens, %.2f GiB",
+        num_blocks,
+        cache_config.block_size,
+        num_blocks * block_bytes / GIB,
+    )
+    return num_blocks
+
+
+def _blocks_per_request(vllm_config: VllmConfig) -> int:
+    return -(-vllm_config.model_config.max_model_len // vllm_config.cache_config.block_size)
+
+
+def _most_useful_blocks(vllm_config: VllmConfig) -> int:
+    return 1 + vllm_config.scheduler_config.max_num_seqs * _blocks_per_request(vllm_config)
+
+
+def _check_fits(vllm_config: VllmConfig, num_blocks: int, block_bytes: int) -> None:
+    needed = _blocks_per_request(vllm_config)
+    usable = max(num_blocks - 1, 0)
+    if needed <= usable:
+        return
+    block_size = vllm_config.cache_config.block_size
+    raise ValueError(
+        f"max_model_len is {vllm_config.model_config.max_model_len}: one such request needs {needed} KV blocks "
+        f"({needed * block_bytes / GIB:.2f} GiB), and only {usable} of {block_size} tokens are there "
+        f"({usable * block_bytes / GIB:.2f} GiB). The largest max_model_len that fits is {usable * block_size}. "
+        "Lower max_model_len, or give the cache more memory (VLLM_CPU_KVCACHE_SPACE, kv_cache_memory_bytes, "
+        "gpu_memory_utilization, num_gpu_blocks_override)."
+    )

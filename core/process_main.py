@@ -1,0 +1,114 @@
+"""A core process from its first line to its exit code. `client.launcher` starts `main` in a new interpreter.
+
+The process belongs to its parent: when that ends, for whatever reason and whatever is going on here, it leaves at once
+and takes its socket folder along.
+"""
+
+import faulthandler
+import logging
+import os
+import select
+import shutil
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+
+import psutil
+
+from ..protocol import envs
+from ..protocol.channel import Channel
+from ..protocol.errors import ProtocolError
+from ..protocol.outputs import HandshakeFailed, HandshakeHello, HandshakeInit, HandshakeShutdown
+
+logger = logging.getLogger("corespan.core")
+
+STACKS_FILE = "core.stacks"
+"""In the socket folder: where every thread stood when the process crashed or hung."""
+
+
+def main(channel_fd: int, parent_pid: int) -> None:
+    """Runs a core until it is told to leave. Exits with 0 then, with 1 after a failure."""
+    _configure_logging()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's; this process leaves when the parent says so
+    channel = Channel(socket.socket(fileno=channel_fd))
+    channel.send(HandshakeHello())
+    init = channel.receive()
+    if not isinstance(init, HandshakeInit):
+        sys.exit(f"expected the configuration, got a {type(init).__name__}")
+    watch = ParentWatch(channel, parent_pid, init.socket_dir)
+    watch.start()
+    stacks = open(os.path.join(init.socket_dir, STACKS_FILE), "wb")  # noqa: SIM115 - faulthandler needs it to the end
+    faulthandler.enable(stacks)
+    try:
+        from .engine_core_proc import EngineCoreProc
+
+        core = EngineCoreProc(init, stacks)
+    except BaseException as error:
+        channel.send(failure(error))
+        sys.exit(1)
+    watch.on_shutdown = core.request_shutdown
+    signal.signal(signal.SIGTERM, lambda *_: core.request_shutdown(core.vllm_config.parallel_config.shutdown_timeout))
+    channel.send(core.ready_message())
+    error = core.run()
+    if error is not None:
+        channel.send(failure(error))
+        sys.exit(1)
+
+
+def failure(error: BaseException) -> HandshakeFailed:
+    return HandshakeFailed(type(error).__name__, str(error), "".join(traceback.format_exception(error)))
+
+
+class ParentWatch(threading.Thread):
+    """Waits for the parent's end or its word to leave. `on_shutdown` takes the seconds there are to drain; while it is
+    None, there is nothing to drain and the process exits.
+    """
+
+    def __init__(self, channel: Channel, parent_pid: int, socket_dir: str) -> None:
+        super().__init__(name="core-parent-watch", daemon=True)
+        self.on_shutdown: Callable[[float], None] | None = None
+        self._channel = channel
+        self._parent_pid = parent_pid
+        self._socket_dir = socket_dir
+
+    def run(self) -> None:
+        poller = select.poll()
+        poller.register(self._channel, select.POLLIN)
+        parent = self._open_parent()
+        if parent is not None:
+            poller.register(parent, select.POLLIN)
+        while os.getppid() == self._parent_pid:
+            ready = {fd for fd, _ in poller.poll()}
+            if parent in ready:
+                break
+            try:
+                message = self._channel.receive()
+            except (EOFError, OSError, ProtocolError):
+                break
+            if isinstance(message, HandshakeShutdown):
+                if self.on_shutdown is None:
+                    break
+                self.on_shutdown(message.drain_timeout)
+        self._leave()
+
+    def _open_parent(self) -> int | None:
+        """The channel's end alone does not show the parent's death when a fork of the parent holds a copy of it."""
+        try:
+            return os.pidfd_open(self._parent_pid)
+        except OSError:
+            return None
+
+    def _leave(self) -> None:
+        shutil.rmtree(self._socket_dir, ignore_errors=True)
+        for child in psutil.Process().children(recursive=True):
+            child.kill()
+        os._exit(1)
+
+
+def _configure_logging() -> None:
+    logging.basicConfig(
+        level=envs.VLLM_LOGGING_LEVEL, format="%(levelname)s %(asctime)s [core %(process)d] %(message)s", force=True
+    )

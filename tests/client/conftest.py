@@ -1,0 +1,30 @@
+"""A core without a model behind each client, for the tests of the bridge."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from bridge import Bridge
+
+
+@pytest.fixture(params=["inproc", "sync_mp", "async_mp"])
+def make_bridge(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """Builds bridges of the current kind; all are shut down after the test."""
+    yield from _maker(request.param)
+
+
+@pytest.fixture(params=["sync_mp", "async_mp"])
+def make_mp_bridge(request: pytest.FixtureRequest) -> Iterator[Any]:
+    yield from _maker(request.param)
+
+
+def _maker(kind: str) -> Iterator[Any]:
+    bridges: list[Bridge] = []
+
+    def make(**options: Any) -> Bridge:
+        bridges.append(Bridge(kind, **options))
+        return bridges[-1]
+
+    yield make
+    for bridge in bridges:
+        bridge.close()

@@ -1,0 +1,166 @@
+"""An executor without a model: tokens by arithmetic, and faults on demand. Importable in the core process by its path.
+
+The next token is a function of the request's noise seed and position. A prompt that holds one of the trigger tokens has
+the core do what the token says when the request is first computed.
+"""
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from corespan.core.executor.abstract import Executor
+from corespan.core.scheduler.output import ModelRunnerOutput, SchedulerOutput
+from corespan.protocol.config import VllmConfig
+from corespan.protocol.outputs import LogprobsArrays
+
+VOCAB_SIZE = 1000
+RAISE, EXIT, KILL, SEGFAULT, HANG, FAIL_REQUEST = range(990, 996)  # prompt tokens
+FIRST_TRIGGER = RAISE
+
+
+def next_token(noise_seed: int, position: int) -> int:
+    return (noise_seed * 31 + position * 7) % FIRST_TRIGGER
+
+
+def expected_tokens(noise_seed: int, num_prompt_tokens: int, num_tokens: int) -> list[int]:
+    return [next_token(noise_seed, num_prompt_tokens + index) for index in range(num_tokens)]
+
+
+class FakeExecutor(Executor):
+    """`hf_config["fake"]` may hold: `gate`, the path of a FIFO from which a byte is read before each step."""
+
+    def __init__(self, vllm_config: VllmConfig) -> None:
+        self.options: dict[str, Any] = vllm_config.model_config.hf_config.get("fake", {})
+        self.requests: dict[str, tuple[int, list[int], int]] = {}  # seed, tokens, num computed
+        self.asleep: set[str] = set()
+        gate = self.options.get("gate")
+        self.gate = os.open(gate, os.O_RDONLY) if gate else None
+
+    def collective_rpc(
+        self,
+        method: str | Callable[..., Any],
+        timeout: float | None = None,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> list[Any]:
+        if callable(method):
+            return [method(self, *args, **(kwargs or {}))]
+        worker_method = getattr(self, f"worker_{method}", None)
+        if worker_method is None:
+            raise NotImplementedError(f"workers have no method {method!r}")
+        return [worker_method(*args, **(kwargs or {}))]
+
+    def shutdown(self) -> None:
+        pass
+
+    def determine_available_memory(self) -> int:
+        return 1 << 20
+
+    def kv_block_bytes(self) -> int:
+        return 1 << 10
+
+    def initialize_kv_cache(self, num_blocks: int) -> None:
+        pass
+
+    def sleep(self, level: int = 1) -> None:
+        self.asleep = {"kv_cache"} if level == 1 else {"kv_cache", "weights"}
+
+    def wake_up(self, tags: Any = None) -> None:
+        self.asleep -= set(self.asleep if tags is None else tags)
+
+    @property
+    def is_sleeping(self) -> bool:
+        return bool(self.asleep)
+
+    def worker_echo(self, *values: Any) -> Any:
+        return list(values)
+
+    def worker_pid(self) -> int:
+        return os.getpid()
+
+    def worker_array(self, size: int) -> np.ndarray:
+        return np.arange(size, dtype=np.float32)
+
+    def worker_unencodable(self) -> object:
+        return threading.Lock()
+
+    def worker_raise(self, message: str) -> None:
+        raise ValueError(message)
+
+    def worker_environment(self, name: str) -> str | None:
+        return os.environ.get(name)
+
+    def worker_modules(self) -> list[str]:
+        import sys
+
+        return sorted(sys.modules)
+
+    def worker_die(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
+        if self.gate is not None and scheduler_output.num_scheduled_tokens:
+            os.read(self.gate, 1)
+        for request_id in scheduler_output.removed_req_ids:
+            self.requests.pop(request_id, None)
+        failed = {}
+        for new in scheduler_output.scheduled_new_reqs:
+            self.requests[new.req_id] = (new.noise_seed, list(new.token_ids), new.num_computed_tokens)
+            if FAIL_REQUEST in new.token_ids:
+                failed[new.req_id] = "told to fail"
+            obey(new.token_ids)
+        cached = scheduler_output.scheduled_cached_reqs
+        for request_id, computed in zip(cached.req_ids, cached.num_computed_tokens, strict=True):
+            seed, tokens, _ = self.requests[request_id]
+            self.requests[request_id] = (seed, tokens, computed)
+        sampled = {
+            request_id: token
+            for request_id, scheduled in scheduler_output.num_scheduled_tokens.items()
+            if request_id not in failed and (token := self.sample(request_id, scheduled)) is not None
+        }
+        rows = len(sampled)
+        return ModelRunnerOutput(
+            req_ids=list(sampled),
+            sampled_token_ids=list(sampled.values()),
+            logprobs=LogprobsArrays(
+                np.array(list(sampled.values()), np.int32).reshape(rows, 1).repeat(21, axis=1),
+                np.zeros((rows, 21), np.float32),
+                np.ones(rows, np.int32),
+            ),
+            failed_reqs=failed,
+        )
+
+    def sample(self, request_id: str, num_scheduled: int) -> int | None:
+        seed, tokens, computed = self.requests[request_id]
+        if computed + num_scheduled < len(tokens):
+            return None
+        token = next_token(seed, len(tokens))
+        tokens.append(token)
+        return token
+
+
+class FailingExecutor(FakeExecutor):
+    """Does at start what `hf_config["fake"]["start"]` says: raise, exit, kill or hang."""
+
+    def __init__(self, vllm_config: VllmConfig) -> None:
+        super().__init__(vllm_config)
+        action = self.options["start"]
+        if action == "raise":
+            raise ValueError("no such weights")
+        obey([{"exit": EXIT, "kill": KILL, "hang": HANG}[action]])
+
+
+def obey(token_ids: Sequence[int]) -> None:
+    if RAISE in token_ids:
+        raise RuntimeError("told to raise in the step")
+    if EXIT in token_ids:
+        os._exit(3)
+    if KILL in token_ids:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if SEGFAULT in token_ids:
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if HANG in token_ids:
+        threading.Event().wait()
