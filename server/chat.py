@@ -46,7 +46,7 @@ class ChatSession:
     def _render(self) -> list[int]:
         """The conversation as token ids, without its oldest turns where these would leave no room for the answer."""
         tokenizer = self.engine.get_tokenizer()
-        max_model_len = self.engine.model_config.max_model_len
+        max_model_len = self.engine.vllm_config.model_config.max_model_len
         room = max_model_len - min(self.params.max_tokens or 1, max_model_len // 2)
         while True:
             text = tokenizer.apply_chat_template(self.opening + self.turns, add_generation_prompt=True)
