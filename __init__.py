@@ -13,7 +13,6 @@ _EXPORTS = {
     "LLMEngine": ".engine.llm_engine",
     "AsyncLLM": ".engine.async_llm",
     "AsyncLLMEngine": ".engine.async_llm",
-    "StreamingInput": ".engine.async_llm",
     "EngineArgs": ".engine.engine_args",
     "AsyncEngineArgs": ".engine.engine_args",
     "RequestOutput": ".engine.outputs",
@@ -44,7 +43,7 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
-    from .engine.async_llm import AsyncLLM, AsyncLLMEngine, StreamingInput
+    from .engine.async_llm import AsyncLLM, AsyncLLMEngine
     from .engine.engine_args import AsyncEngineArgs, EngineArgs
     from .engine.llm import LLM
     from .engine.llm_engine import LLMEngine

@@ -26,7 +26,7 @@ from .model_source import ModelFiles, resolve_model
 AUTO = -1
 """As `max_model_len`: the model's own limit, or less where the KV cache is too small for it."""
 
-DEFAULT_EXECUTOR_CLASS = f"{__name__.partition('.')[0]}.core.executor.uniproc:UniProcExecutor"
+DEFAULT_EXECUTOR_CLASS = f"{__name__.partition('.')[0]}.core.executor.uniproc_executor:UniProcExecutor"
 """Named, not imported: the user's process never loads it where the core has one of its own."""
 
 _DTYPES = {

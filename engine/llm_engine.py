@@ -1,6 +1,5 @@
 """`LLMEngine`: requests in, outputs out, one `step()` at a time, for callers that may block. `LLM` is built on it."""
 
-import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,15 +15,12 @@ from .metrics.loggers import StatLoggerFactory, StatLoggerManager
 from .metrics.stats import IterationStats
 from .output_processor import OutputProcessor
 from .outputs import RequestOutput
-from .parallel_sampling import ParentRequest
 from .renderer import PromptType, Renderer
+from .request_intake import RequestIntake
 from .tokenizer import Tokenizer, get_tokenizer
 
 if TYPE_CHECKING:
     from .metrics.reader import Metric
-
-logger = logging.getLogger("corespan.engine")
-
 
 class LLMEngine(EngineControls):
     """Owns the client to one core. Used by one thread at a time.
@@ -55,7 +51,7 @@ class LLMEngine(EngineControls):
         )
         self.logger_manager = StatLoggerManager(self.vllm_config, stat_loggers) if log_stats else None
         self._halted = False  # by pause_generation() or sleep()
-        self._warned_of_ready_request = False
+        self._intake = RequestIntake()
         if not multiprocess_mode:
             self.model_executor = self.engine_core.engine_core.executor  # type: ignore[attr-defined]
 
@@ -121,7 +117,7 @@ class LLMEngine(EngineControls):
         if not isinstance(request_id, str):
             raise TypeError(f"request_id must be a string, got {request_id!r} of type {type(request_id).__name__}")
         if isinstance(prompt, EngineCoreRequest):
-            request = self._adopt(request_id, prompt)
+            request = self._intake.adopt(request_id, prompt)
         else:
             request, prompt_text = self.input_processor.process(
                 request_id, prompt, params, arrival_time, tokenization_kwargs, trace_headers, priority
@@ -208,19 +204,9 @@ class LLMEngine(EngineControls):
         """Ends the core. Repeated calls do nothing; an engine that is dropped does it by itself."""
         self.engine_core.shutdown(timeout)
 
-    def _adopt(self, request_id: str, request: EngineCoreRequest) -> EngineCoreRequest:
-        if not self._warned_of_ready_request:
-            self._warned_of_ready_request = True
-            logger.warning("add_request() was handed an EngineCoreRequest; a rendered prompt is the way to do this")
-        if request.request_id != request_id:
-            logger.warning("The request's own id %r wins over request_id=%r", request.request_id, request_id)
-        return request
-
     def _add(self, request: EngineCoreRequest, prompt_text: str | None) -> None:
         """Registers and sends the request, or its n children; on any failure none of them stays."""
-        n = request.sampling_params.n
-        parent = ParentRequest(request) if n > 1 else None
-        children = [request] if parent is None else [parent.make_child(index) for index in range(n)]
+        parent, children = self._intake.fan_out(request)
         registered: list[str] = []
         try:
             for index, child in enumerate(children):

@@ -1,0 +1,319 @@
+"""`AsyncLLM`: the engine for asyncio. Each request is an async generator of outputs; the core has its own process."""
+
+import asyncio
+import functools
+import logging
+import weakref
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from ..client.base import AsyncEngineCoreClient, EngineCoreClient, PauseMode
+from ..protocol.config import ModelConfig, VllmConfig
+from ..protocol.errors import EngineDeadError, EngineGenerateError
+from ..protocol.params import SamplingParams
+from ..protocol.requests import EngineCoreRequest
+from .controls import EngineControls
+from .engine_args import DEFAULT_EXECUTOR_CLASS, AsyncEngineArgs, EngineArgs, UsageContext
+from .generation_defaults import default_sampling_params
+from .input_processor import InputProcessor
+from .metrics.loggers import StatLoggerFactory, StatLoggerManager
+from .metrics.stats import IterationStats
+from .output_handler import OutputHandler
+from .output_processor import OutputProcessor, RequestOutputCollector
+from .outputs import RequestOutput
+from .renderer import PromptType, Renderer
+from .request_intake import RequestIntake
+from .tokenizer import Tokenizer, get_tokenizer
+
+if TYPE_CHECKING:
+    from .metrics.reader import Metric
+
+logger = logging.getLogger("corespan.engine")
+
+INLINE_PROMPT_LENGTH = 2048
+"""Characters, or token ids, up to which a prompt is processed in the event loop: a millisecond or so. Longer ones go
+to a thread, lest they hold up everybody's streams."""
+
+NUM_PROMPT_THREADS = 4
+
+
+class AsyncLLM(EngineControls):
+    """One model behind asyncio. Controls inherited from `EngineControls` return awaitables.
+
+    Used from one event loop at a time; a second loop may take over once the first has stopped, and raises RuntimeError
+    before. `shutdown` may be called from any thread.
+    """
+
+    def __init__(
+        self,
+        vllm_config: VllmConfig,
+        executor_class: str = DEFAULT_EXECUTOR_CLASS,
+        log_stats: bool = False,
+        *,
+        log_requests: bool = False,
+        stat_loggers: Sequence[StatLoggerFactory] = (),
+    ) -> None:
+        """Returns when the core is up. `executor_class` is "package.module:Class". Raises what the core's start raises."""
+        self.tokenizer = get_tokenizer(vllm_config.model_config)
+        self.log_requests = log_requests
+        self.log_stats = log_stats or bool(stat_loggers)
+        self.engine_core: AsyncEngineCoreClient = EngineCoreClient.make_client(
+            True, True, vllm_config, executor_class, self.log_stats
+        )
+        self._finalizer = weakref.finalize(self, self.engine_core.shutdown)
+        self.vllm_config = self.engine_core.vllm_config
+        self.renderer = Renderer(self.vllm_config.model_config, self.tokenizer)
+        self.input_processor = InputProcessor(self.vllm_config, self.tokenizer, self.renderer)
+        self.output_processor = OutputProcessor(
+            self.tokenizer, self.log_stats, self.vllm_config.scheduler_config.stream_interval
+        )
+        self.logger_manager = StatLoggerManager(self.vllm_config, stat_loggers) if self.log_stats else None
+        self._intake = RequestIntake()
+        self._output_handler = OutputHandler(self.engine_core, self.output_processor, self.logger_manager)
+        self._prompt_threads = ThreadPoolExecutor(NUM_PROMPT_THREADS, thread_name_prefix="corespan-prompt")
+
+    @classmethod
+    def from_vllm_config(
+        cls,
+        vllm_config: VllmConfig,
+        *,
+        enable_log_requests: bool = False,
+        disable_log_stats: bool = False,
+        stat_loggers: Sequence[StatLoggerFactory] = (),
+    ) -> "AsyncLLM":
+        return cls(
+            vllm_config,
+            log_stats=not disable_log_stats,
+            log_requests=enable_log_requests,
+            stat_loggers=stat_loggers,
+        )
+
+    @classmethod
+    def from_engine_args(
+        cls,
+        engine_args: EngineArgs,
+        usage_context: UsageContext = UsageContext.ENGINE_CONTEXT,
+        *,
+        stat_loggers: Sequence[StatLoggerFactory] = (),
+    ) -> "AsyncLLM":
+        return cls.from_vllm_config(
+            engine_args.create_engine_config(usage_context),
+            enable_log_requests=isinstance(engine_args, AsyncEngineArgs) and engine_args.enable_log_requests,
+            disable_log_stats=engine_args.disable_log_stats,
+            stat_loggers=stat_loggers,
+        )
+
+    @property
+    def model_config(self) -> ModelConfig:
+        return self.vllm_config.model_config
+
+    def get_tokenizer(self) -> Tokenizer:
+        """Raises ValueError for an engine that runs on token ids alone."""
+        if self.tokenizer is None:
+            raise ValueError("the engine has no tokenizer (skip_tokenizer_init, or the model comes without one)")
+        return self.tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """The model's generation config over vLLM's defaults."""
+        return default_sampling_params(self.model_config)
+
+    async def generate(
+        self,
+        prompt: PromptType | EngineCoreRequest,
+        sampling_params: SamplingParams,
+        request_id: str,
+        *,
+        prompt_text: str | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        trace_headers: Mapping[str, str] | None = None,
+        priority: int = 0,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """The request's outputs, shaped by `sampling_params.output_kind`, until one is `finished`.
+
+        Leaving early, by closing the generator or by cancellation, aborts the request. A consumer that is slow gets
+        outputs merged, none lost. Raises ValueError and TypeError for what cannot be served, EngineDeadError when the
+        core is or goes down, EngineGenerateError for anything else that ends this request.
+        """
+        collector = await self.add_request(
+            request_id,
+            prompt,
+            sampling_params,
+            tokenization_kwargs=tokenization_kwargs,
+            trace_headers=trace_headers,
+            priority=priority,
+            prompt_text=prompt_text,
+        )
+        finished = False
+        try:
+            while not finished:
+                output = collector.get_nowait() or await collector.get()
+                finished = output.finished
+                yield output
+        except (EngineDeadError, EngineGenerateError):
+            raise
+        except Exception as error:
+            raise EngineGenerateError(f"request {request_id!r} failed: {error}") from error
+        finally:
+            if not finished:
+                await self.abort(collector.request_id, internal=True)
+
+    async def add_request(
+        self,
+        request_id: str,
+        prompt: PromptType | EngineCoreRequest,
+        params: SamplingParams,
+        arrival_time: float | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        trace_headers: Mapping[str, str] | None = None,
+        priority: int = 0,
+        prompt_text: str | None = None,
+    ) -> RequestOutputCollector:
+        """Queues one request; its outputs come through the collector. `generate` is this with an end taken care of.
+
+        A prepared `EngineCoreRequest` in place of a prompt keeps its own id, and `prompt_text` is then its text.
+        """
+        self._ensure_alive()
+        self._output_handler.ensure_running()
+        if isinstance(prompt, EngineCoreRequest):
+            request = self._intake.adopt(request_id, prompt)
+        else:
+            request, prompt_text = await self._process(
+                request_id, prompt, params, arrival_time, tokenization_kwargs, trace_headers, priority
+            )
+        self.input_processor.assign_request_id(request)
+        if self.log_requests:
+            logger.info(
+                "Request %s: %d prompt tokens, %s", request_id, len(request.prompt_token_ids), request.sampling_params
+            )
+        collector = RequestOutputCollector(request.sampling_params.output_kind, request.request_id)
+        await self._add(request, prompt_text, collector)
+        return collector
+
+    async def abort(self, request_id: str | Iterable[str], internal: bool = False) -> None:
+        """Ends requests, named by the caller's ids or internal ones; unknown ids are ignored.
+
+        Whoever waits for one of them gets a last output with finish_reason "abort".
+        """
+        request_ids = (request_id,) if isinstance(request_id, str) else request_id
+        iteration_stats = IterationStats() if self.log_stats else None
+        aborted = self.output_processor.abort_requests(request_ids, internal, iteration_stats)
+        if self.logger_manager is not None:
+            self.logger_manager.record(None, iteration_stats)
+        await self.engine_core.abort_requests_async(aborted)
+
+    async def pause_generation(self, mode: PauseMode = "abort", clear_cache: bool = True) -> None:
+        """Stops scheduling: requests in flight are aborted, waited for or kept frozen; new ones queue."""
+        self._output_handler.ensure_running()
+        await self.engine_core.pause_scheduler(mode, clear_cache)
+
+    async def resume_generation(self) -> None:
+        await self.engine_core.resume_scheduler()
+
+    async def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
+        """Pauses, then gives memory back: level 0 none, 1 the KV cache's, 2 the weights' too. New requests queue."""
+        self._output_handler.ensure_running()
+        await self.engine_core.sleep(level, mode)
+        self._record_sleep_state(level)
+
+    async def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """Takes memory back, all of it or what `tags` names ("weights", "kv_cache"), and goes on once it is complete."""
+        await self.engine_core.wake_up(tags)
+        if not await self.engine_core.is_sleeping():
+            self._record_sleep_state(0)
+
+    async def wait_for_requests_to_drain(self, drain_timeout: float = 300) -> None:
+        """Returns when nothing is in flight. Raises TimeoutError after `drain_timeout` seconds."""
+        try:
+            async with asyncio.timeout(drain_timeout):
+                while self.output_processor.has_unfinished_requests():
+                    await asyncio.sleep(0.01)
+        except TimeoutError:
+            remaining = self.output_processor.get_num_unfinished_requests()
+            raise TimeoutError(f"{remaining} requests are still in flight after {drain_timeout} s") from None
+
+    @property
+    def is_running(self) -> bool:
+        return not self.errored
+
+    @property
+    def is_stopped(self) -> bool:
+        return self.errored
+
+    @property
+    def errored(self) -> bool:
+        """Whether the core is gone, dead or shut down: nothing will be generated any more."""
+        return self.engine_core.engine_dead or self._output_handler.failure is not None
+
+    @property
+    def dead_error(self) -> EngineDeadError:
+        """A new exception that says why."""
+        failure = self._output_handler.failure
+        if failure is not None and not isinstance(failure, EngineDeadError):
+            return EngineDeadError(f"the output handler failed: {failure!r}")
+        return self.engine_core.dead_error()
+
+    async def check_health(self) -> None:
+        """Raises EngineDeadError when the core is gone."""
+        self._ensure_alive()
+
+    async def get_metrics(self) -> "list[Metric]":
+        """A snapshot of every figure, under Prometheus' names. Needs `disable_log_stats=False`."""
+        if self.logger_manager is None:
+            raise RuntimeError("there are no statistics: build the engine with disable_log_stats=False")
+        return self.logger_manager.get_metrics()
+
+    async def do_log_stats(self) -> None:
+        """Writes the line of statistics now."""
+        if self.logger_manager is not None:
+            self.logger_manager.log()
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        """Ends the core; streams still open get EngineDeadError. From any thread; repeated calls do nothing.
+
+        `timeout`: seconds that requests in flight get to finish, None: the configured `shutdown_timeout`.
+        """
+        self.engine_core.shutdown(timeout)
+        self._prompt_threads.shutdown(wait=False, cancel_futures=True)
+        self._finalizer.detach()
+
+    async def _process(
+        self, request_id: str, prompt: PromptType, *arguments: Any
+    ) -> tuple[EngineCoreRequest, str | None]:
+        process = functools.partial(self.input_processor.process, request_id, prompt, *arguments)
+        if _prompt_length(prompt) <= INLINE_PROMPT_LENGTH:
+            return process()
+        return await asyncio.get_running_loop().run_in_executor(self._prompt_threads, process)
+
+    async def _add(
+        self, request: EngineCoreRequest, prompt_text: str | None, collector: RequestOutputCollector
+    ) -> None:
+        """Registers and sends the request, or its n children; on any failure none of them stays."""
+        parent, children = self._intake.fan_out(request)
+        registered: list[str] = []
+        try:
+            for index, child in enumerate(children):
+                self.output_processor.add_request(child, prompt_text, parent, index, collector)
+                registered.append(child.request_id)
+                await self.engine_core.add_request_async(child)
+        except BaseException:
+            await self.abort(registered, internal=True)
+            raise
+
+    def _ensure_alive(self) -> None:
+        if self.errored:
+            raise self.dead_error
+
+    def _record_sleep_state(self, level: int) -> None:
+        if self.logger_manager is not None:
+            self.logger_manager.record_sleep_state(level)
+
+
+AsyncLLMEngine = AsyncLLM
+
+
+def _prompt_length(prompt: PromptType) -> int:
+    """Characters or token ids; 0 for what is no prompt, which is found out where prompts are parsed."""
+    if isinstance(prompt, Mapping):
+        return max((len(part) for part in prompt.values() if isinstance(part, (str, list))), default=0)
+    return len(prompt) if isinstance(prompt, (str, list)) else 0
