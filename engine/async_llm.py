@@ -280,7 +280,7 @@ class AsyncLLM(EngineControls):
     async def _process(
         self, request_id: str, prompt: PromptType, *arguments: Any
     ) -> tuple[EngineCoreRequest, str | None]:
-        process = functools.partial(self.input_processor.process, request_id, prompt, *arguments)
+        process = functools.partial(self.input_processor.process_inputs, request_id, prompt, *arguments)
         if _prompt_length(prompt) <= INLINE_PROMPT_LENGTH:
             return process()
         return await asyncio.get_running_loop().run_in_executor(self._prompt_threads, process)

@@ -119,7 +119,7 @@ class LLMEngine(EngineControls):
         if isinstance(prompt, EngineCoreRequest):
             request = self._intake.adopt(request_id, prompt)
         else:
-            request, prompt_text = self.input_processor.process(
+            request, prompt_text = self.input_processor.process_inputs(
                 request_id, prompt, params, arrival_time, tokenization_kwargs, trace_headers, priority
             )
         self.input_processor.assign_request_id(request)
