@@ -103,7 +103,9 @@ class EngineCore:
         token_ids = request.prompt_token_ids
         if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self._vocab_size:
             raise ValueError(f"prompt token ids must lie in 0..{self._vocab_size - 1}")
-        return Request.from_engine_core_request(request, self._block_hasher)
+        prepared = Request.from_engine_core_request(request, self._block_hasher)
+        self.structured_output_manager.grammar_init(prepared)
+        return prepared
 
     def add_request(self, request: EngineCoreRequest) -> None:
         """Queues a request; one that cannot be prepared ends at once, with an error as its output.

@@ -16,6 +16,7 @@ from ..protocol.params import SamplingParams
 from ..protocol.requests import EngineCoreRequest
 from .parallel_sampling import noise_seed_of
 from .renderer import EngineInput, Renderer, truncate
+from .structured_output_check import validate_structured_outputs
 from .tokenizer import Tokenizer, check_encodable
 
 logger = logging.getLogger("corespan.engine")
@@ -50,6 +51,7 @@ class InputProcessor:
         """
         _check_types(request_id, params, priority, trace_headers)
         params.verify(self.model_config, self._tokenizer_len)
+        validate_structured_outputs(params, has_tokenizer=self.tokenizer is not None)
         rendered = self._render(prompt, params, tokenization_kwargs)
         token_ids = rendered["prompt_token_ids"]
         self._check_prompt(rendered, params)

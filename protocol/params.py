@@ -56,10 +56,10 @@ class SupportsEncode(Protocol):
 
 
 class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, repr_omit_defaults=True):
-    """A constraint on the text of the answer. Exactly one of the first six is given.
+    """A constraint on the text of the answer. Exactly one of the first five is given.
 
     json: a JSON schema, as text or as data; regex: the whole answer matches; choice: the answer is one of these;
-    grammar: Lark or EBNF text; json_object=True: any JSON object; structural_tag: JSON text, schemas between tags.
+    grammar: Lark or EBNF (GBNF) text; json_object=True: any JSON object.
     The whitespace options and disable_additional_properties apply to json (and whitespace to json_object).
     """
 
@@ -68,25 +68,23 @@ class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, repr_omit_defa
     choice: list[str] | None = None
     grammar: str | None = None
     json_object: bool | None = None
-    structural_tag: str | None = None
     disable_any_whitespace: bool = False
     disable_additional_properties: bool = False
     whitespace_pattern: str | None = None
 
-    KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
-
     def __post_init__(self) -> None:
-        given = [kind for kind in self.KINDS if getattr(self, kind) is not None]
+        given = [kind for kind in _CONSTRAINTS if getattr(self, kind) is not None]
         if len(given) != 1:
-            reject("structured_outputs", given, f"exactly one of {', '.join(self.KINDS)}")
+            reject("structured_outputs", given, f"exactly one of {', '.join(_CONSTRAINTS)}")
         if self.json is not None and not isinstance(self.json, (str, dict)):
             reject("structured_outputs.json", self.json, "a JSON schema as text or as a dict")
-        for name in ("json", "regex", "grammar", "structural_tag", "whitespace_pattern"):
+        for name in ("regex", "grammar", "whitespace_pattern"):
+            if not isinstance(getattr(self, name), str | None):
+                reject(f"structured_outputs.{name}", getattr(self, name), "a string")
+        for name in ("json", "grammar"):
             text = getattr(self, name)
-            if isinstance(text, str) and (name in ("json", "grammar", "structural_tag")) and not text.strip():
+            if isinstance(text, str) and not text.strip():
                 reject(f"structured_outputs.{name}", text, "a non-blank string")
-            if text is not None and name != "json" and not isinstance(text, str):
-                reject(f"structured_outputs.{name}", text, "a string")
         if self.choice is not None:
             self.choice = text_list("structured_outputs.choice", self.choice)
             if not self.choice:
@@ -355,6 +353,8 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, repr_omit_defaults=True
     def bad_words_token_ids(self) -> list[list[int]] | None:
         return self._bad_words_token_ids
 
+
+_CONSTRAINTS = ("json", "regex", "choice", "grammar", "json_object")
 
 _SWITCHES = (
     "ignore_eos",

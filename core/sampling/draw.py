@@ -40,7 +40,7 @@ def draw(
     batched = np.flatnonzero(limited & (top_k <= _BATCHED_TOP_K))
     maxima = ordering.block_max(scaled)
     groups = [batched] if batched.size else []
-    groups += [row[None] for row in np.flatnonzero(limited & (top_k > _BATCHED_TOP_K))]
+    groups += list(np.flatnonzero(limited & (top_k > _BATCHED_TOP_K)).reshape(-1, 1))
     for rows in groups:
         index = _index(rows, scaled)
         values, token_ids = ordering.top_k(_take(scaled, index), _take(maxima, index), int(top_k[rows].max()))

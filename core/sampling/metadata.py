@@ -1,5 +1,7 @@
 """`SamplingBatch`: what each row of the batch asks of the sampler. Kept up to date, row by row, by the model runner."""
 
+from typing import Any
+
 import numpy as np
 import torch
 
@@ -116,8 +118,9 @@ class SamplingBatch:
 
     def update_processors(self) -> None:
         """Tell the logits processors what has changed since the last call."""
+        updates: list[BatchUpdate] | list[None] = self._updates or [None]
         for processor in self.processors:
-            for update in self._updates or [None]:
+            for update in updates:
                 processor.update_state(update)
         self._updates = []
 
@@ -129,7 +132,7 @@ class SamplingBatch:
     def _arrays(self) -> tuple[np.ndarray, ...]:
         return self.greedy, self.temperature, self.top_k, self.top_p, self.noise_seeds, self.num_tokens
 
-    def _tables(self) -> tuple[dict, ...]:
+    def _tables(self) -> tuple[dict[int, Any], ...]:
         return self.counts, self.logprobs, self._output_token_ids
 
     def _update(self, stage: int) -> BatchUpdate:

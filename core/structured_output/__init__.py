@@ -1,0 +1,1 @@
+"""Structured outputs: answers held to a JSON schema, a regular expression, a list of choices or a grammar."""

@@ -45,7 +45,7 @@ class RowStateProcessor(LogitsProcessor, Generic[State]):
         for row in batch_update.removed:
             self.rows.pop(row, None)
         for request in batch_update.added:
-            self._place(request.index, self.state_of(request))
+            self._place(request.row, self.state_of(request))
         for source, target, direction in batch_update.moved:
             moved, displaced = self.rows.pop(source, None), self.rows.pop(target, None)
             self._place(target, moved)

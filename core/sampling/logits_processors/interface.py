@@ -24,13 +24,13 @@ class MoveDirectionality(enum.Enum):
 
 
 class AddedRequest(NamedTuple):
-    """A request that now sits in row `index`, in place of any that sat there.
+    """A request that now sits in `row`, in place of any that sat there.
 
     `output_token_ids` is live: it grows by every token that is generated. `prompt_token_ids` is None for a prompt that
     was given as embeddings.
     """
 
-    index: int
+    row: int
     params: SamplingParams
     prompt_token_ids: list[int] | None
     output_token_ids: list[int]

@@ -1,0 +1,104 @@
+"""Turns `StructuredOutputsParams` into a grammar and says whether it can be met. Loads no torch: the shell checks
+requests with it at the caller, and the core's `StructuredOutputManager` compiles what it returns.
+
+The work is llguidance's. Of the two well-kept libraries it fits better: it is one compiled wheel of a few MB that needs
+nothing else, where xgrammar depends on torch and transformers, so the shell could not check a grammar without loading
+them; it honours whitespace settings and reports schema keywords that it cannot enforce instead of ignoring them; and it
+needs no precompilation over the vocabulary, so a new schema costs milliseconds.
+"""
+
+import functools
+import json
+from typing import TYPE_CHECKING, Any
+
+import llguidance
+from llguidance.gbnf_to_lark import any_to_lark
+
+from ...protocol.errors import VLLMValidationError
+from ...protocol.params import StructuredOutputsParams
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+
+_EOS = 256
+
+
+def grammar_text(params: StructuredOutputsParams) -> str:
+    """The grammar in llguidance's own notation. Raises VLLMValidationError when the text does not parse."""
+    try:
+        if params.json is not None or params.json_object:
+            return _json_grammar(params)
+        if params.regex is not None:
+            return llguidance.LLMatcher.grammar_from_regex(params.regex)
+        if params.choice is not None:
+            options = " | ".join(json.dumps(option) for option in params.choice)
+            return llguidance.LLMatcher.grammar_from_lark(f"start: {options}")
+        return llguidance.LLMatcher.grammar_from_lark(any_to_lark(params.grammar or ""))
+    except Exception as error:  # the notation converters raise whatever their parsers do
+        raise _refusal(params, str(error)) from error
+
+
+def check_grammar(params: StructuredOutputsParams) -> None:
+    """Raise VLLMValidationError unless the constraint is well formed, supported, and some text begins to meet it."""
+    grammar = grammar_text(params)
+    is_error, messages = llguidance.LLMatcher.validate_grammar_with_warnings(grammar)
+    if is_error:
+        raise _refusal(params, messages[0])
+    matcher = llguidance.LLMatcher(_byte_tokenizer(), grammar)
+    matcher.compute_bitmask()
+    if matcher.is_error():
+        raise _refusal(params, "no text satisfies it")
+
+
+def _json_grammar(params: StructuredOutputsParams) -> str:
+    schema: Any = {"type": "object"} if params.json is None else params.json
+    if isinstance(schema, str):
+        schema = json.loads(schema)
+    if params.disable_additional_properties:
+        schema = _closed(schema)
+    options: JsonCompileOptions = {}
+    if params.disable_any_whitespace:
+        options["whitespace_flexible"] = False
+    if params.whitespace_pattern is not None:
+        options["whitespace_pattern"] = params.whitespace_pattern
+    return llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema, allow_nan=False), overrides=options)
+
+
+def _closed(schema: Any) -> Any:
+    """A copy of the schema in which objects have no properties but those it names."""
+    if isinstance(schema, list):
+        return [_closed(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    closed = {key: _closed(value) for key, value in schema.items()}
+    if isinstance(schema.get("properties"), dict) and "additionalProperties" not in schema:
+        closed["additionalProperties"] = False
+    return closed
+
+
+def _refusal(params: StructuredOutputsParams, reason: str) -> VLLMValidationError:
+    kinds = ("json", "regex", "choice", "grammar", "json_object")
+    kind = next(kind for kind in kinds if getattr(params, kind) is not None)
+    first_line = reason.strip().split("\n<state>")[0]
+    return VLLMValidationError(
+        f"structured_outputs.{kind} cannot be used: {first_line}",
+        parameter=f"structured_outputs.{kind}",
+        value=getattr(params, kind),
+    )
+
+
+class _Bytes:
+    """The smallest tokenizer: a token per byte, and an end."""
+
+    eos_token_id = _EOS
+    bos_token_id = None
+    tokens = (*(bytes([byte]) for byte in range(256)), b"<eos>")
+    special_token_ids = (_EOS,)
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        return list(text.encode() if isinstance(text, str) else text)
+
+
+@functools.cache
+def _byte_tokenizer() -> llguidance.LLTokenizer:
+    return llguidance.LLTokenizer(llguidance.TokenizerWrapper(_Bytes()))
