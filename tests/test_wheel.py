@@ -17,27 +17,30 @@ NATIVE = "corespan/core/kernels/_native.so"
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a copy: what an earlier build left in the checkout would find its way into the wheel."""
-    source = tmp_path_factory.mktemp("source") / "checkout"
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A clean copy of the checkout: what an earlier build left there would find its way into the wheel."""
+    copy = tmp_path_factory.mktemp("tree") / "checkout"
     unwanted = shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "*.so", "__pycache__")
-    shutil.copytree(ROOT, source, ignore=unwanted)
+    shutil.copytree(ROOT, copy, ignore=unwanted)
+    return copy
+
+
+@pytest.fixture(scope="module")
+def wheel(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     target = tmp_path_factory.mktemp("wheel")
-    build = ["pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(target), str(source)]
+    build = ["pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(target), str(tree)]
     subprocess.run([sys.executable, "-m", *build], check=True)
     (built,) = target.glob("*.whl")
     return built
 
 
-def packaged_files() -> set[str]:
-    python = [ROOT / "__init__.py", *(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))]
-    return {f"corespan/{path.relative_to(ROOT).as_posix()}" for path in [*python, ROOT / "py.typed"]}
+def test_wheel_holds_exactly_the_rooms(wheel: Path, tree: Path) -> None:
+    python = [tree / "__init__.py", *(path for room in ROOMS for path in (tree / room).rglob("*.py"))]
+    expected = {f"corespan/{path.relative_to(tree).as_posix()}" for path in [*python, tree / "py.typed"]}
 
-
-def test_wheel_holds_exactly_the_rooms(wheel: Path) -> None:
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
 
-    assert names - {NATIVE} == packaged_files()
+    assert names - {NATIVE} == expected
 
 
 @pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
