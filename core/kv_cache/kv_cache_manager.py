@@ -31,6 +31,11 @@ class KVCacheManager:
         return self.block_pool.usage
 
     @property
+    def capacity(self) -> int:
+        """How many tokens of one request the cache holds at most."""
+        return self.block_pool.num_usable_blocks * self.block_size
+
+    @property
     def num_free_blocks(self) -> int:
         return self.block_pool.num_free_blocks
 
@@ -39,7 +44,7 @@ class KVCacheManager:
 
     def can_ever_hold(self, num_tokens: int) -> bool:
         """Whether the whole cache, were it empty, has room for so many tokens of one request."""
-        return self.num_blocks_for(num_tokens) <= self.block_pool.num_usable_blocks
+        return num_tokens <= self.capacity
 
     def get_computed_blocks(self, request: Request) -> list[KVCacheBlock]:
         """The longest run of cached blocks at the start of the request that leaves at least one token to compute.

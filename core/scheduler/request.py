@@ -206,6 +206,7 @@ class Request:
         self.prompt_logprobs_sent = False
         self.prefill_stats = None
         self.stop_reason = None
+        self.structured_output_state = piece.structured_output_state
         self.arrival_time = piece.arrival_time
         self._set_sampling_params(piece.sampling_params)
 

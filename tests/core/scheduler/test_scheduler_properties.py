@@ -1,0 +1,154 @@
+"""Whatever requests come, go, fail or are preempted, every one gets the tokens it would get alone."""
+
+import hypothesis.strategies as st
+import pytest
+from corespan.core.scheduler.request import Request, RequestStatus
+from corespan.protocol.outputs import FinishReason
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from scheduling import Harness, check_blocks, expected_tokens, greedy, stored_for
+
+BLOCK_SIZE = 4
+MAX_MODEL_LEN = 48
+LONGEST = MAX_MODEL_LEN // BLOCK_SIZE  # blocks of the longest request
+
+prompts = st.builds(
+    lambda stem, tail: [(5 * i) % 7 for i in range(stem)] + tail,  # many share the beginning
+    st.integers(0, 24),
+    st.lists(st.integers(0, 3), min_size=1, max_size=20),
+)
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    @initialize(
+        policy=st.sampled_from(["fcfs", "priority"]),
+        caching=st.booleans(),
+        num_blocks=st.integers(LONGEST + 1, 3 * LONGEST),
+        budget=st.sampled_from([8, 11, 40, 400]),
+        threshold=st.sampled_from([0, 0, 5]),
+        max_num_seqs=st.integers(1, 8),
+    )
+    def start(
+        self, policy: str, caching: bool, num_blocks: int, budget: int, threshold: int, max_num_seqs: int
+    ) -> None:
+        self.h = Harness(
+            num_blocks=num_blocks,
+            block_size=BLOCK_SIZE,
+            enable_prefix_caching=caching,
+            policy=policy,
+            max_num_batched_tokens=budget,
+            max_num_seqs=max_num_seqs,
+            max_model_len=MAX_MODEL_LEN,
+            long_prefill_token_threshold=threshold,
+        )
+        self.budget, self.max_num_seqs = budget, max_num_seqs
+        self.known: dict[str, tuple[list[int], int, int, list[int]]] = {}
+        self.dropped: set[str] = set()
+        self.all_requests: list[Request] = []
+        self.chains: dict[bytes, int] = {}
+
+    @rule(
+        prompt=prompts,
+        max_tokens=st.integers(1, 30),
+        seed=st.integers(0, 3),
+        priority=st.integers(-1, 1),
+        resumed=st.integers(0, 5),
+    )
+    def add(self, prompt: list[int], max_tokens: int, seed: int, priority: int, resumed: int) -> None:
+        request_id = f"r{len(self.known)}"
+        count = min(max_tokens, MAX_MODEL_LEN - len(prompt))
+        before = expected_tokens(prompt, seed, min(resumed, count - 1))
+        request = self.h.add(
+            request_id,
+            prompt,
+            greedy(max_tokens),
+            noise_seed=seed,
+            priority=priority,
+            arrival_time=float(len(self.known)),
+            output_token_ids=before,
+        )
+        self.known[request_id] = (prompt, seed, count, before)
+        self.all_requests.append(request)
+        assert request.status is RequestStatus.WAITING
+
+    @rule()
+    def step(self) -> None:
+        step = self.h.step()
+        assert step.total_num_scheduled_tokens <= self.budget
+        assert len(self.h.scheduler.running) <= self.max_num_seqs
+
+    @precondition(lambda self: self.known)
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        request_id = data.draw(st.sampled_from(sorted(self.known)))
+        live = request_id in self.h.scheduler.requests
+        assert self.h.scheduler.finish_requests([request_id]) == ([(request_id, 0)] if live else [])
+        if live:
+            self.dropped.add(request_id)
+
+    @precondition(lambda self: self.h.scheduler.running)
+    @rule(data=st.data())
+    def abort_while_the_model_runs(self, data: st.DataObject) -> None:
+        request_id = data.draw(st.sampled_from([r.request_id for r in self.h.scheduler.running]))
+        step = self.h.scheduler.schedule()
+        output = self.h.runner.execute_model(step)
+        if self.h.scheduler.finish_requests([request_id]):
+            self.dropped.add(request_id)
+        self.h.take(step, output)
+
+    @precondition(lambda self: self.h.scheduler.requests)
+    @rule(data=st.data())
+    def fail(self, data: st.DataObject) -> None:
+        request_id = data.draw(st.sampled_from(sorted(self.h.scheduler.requests)))
+        self.h.runner.fail_next.add(request_id)
+
+    @rule(running_too=st.booleans())
+    def reset_prefix_cache(self, running_too: bool) -> None:
+        idle = not self.h.scheduler.running
+        assert self.h.scheduler.reset_prefix_cache(running_too) == (running_too or idle)
+
+    @invariant()
+    def all_blocks_are_accounted_for(self) -> None:
+        check_blocks(self.h.scheduler)
+
+    @invariant()
+    def cached_blocks_hold_what_their_hash_says(self) -> None:
+        for request in self.all_requests:
+            for index, block_hash in enumerate(request.block_hashes):
+                if block_hash not in self.chains:
+                    self.chains[block_hash] = stored_for(request.token_ids[: (index + 1) * BLOCK_SIZE])
+        for block in self.h.scheduler.kv_cache_manager.block_pool.blocks:
+            if block.block_hash is not None:
+                assert self.h.runner.stored[block.block_id, BLOCK_SIZE - 1] == self.chains[block.block_hash]
+
+    @invariant()
+    def tokens_are_those_of_a_request_alone(self) -> None:
+        for request_id, (prompt, seed, count, before) in self.known.items():
+            tokens = before + self.h.tokens(request_id)
+            assert tokens == expected_tokens(prompt, seed, count)[: len(tokens)]
+
+    def teardown(self) -> None:
+        if not hasattr(self, "h"):
+            return
+        self.h.run()
+        self.all_blocks_are_accounted_for()
+        self.tokens_are_those_of_a_request_alone()
+        assert not self.h.scheduler.requests
+        assert self.h.scheduler.kv_cache_manager.usage == 0
+        for request_id, (_, _, count, before) in self.known.items():
+            reason = self.h.finish_reason(request_id)
+            if request_id in self.dropped:
+                assert reason is None
+            elif reason is not FinishReason.ERROR:
+                assert reason is FinishReason.LENGTH
+                assert len(before) + len(self.h.tokens(request_id)) == count
+
+
+TestScheduler = SchedulerMachine.TestCase
+TestScheduler.settings = settings(
+    max_examples=60,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+TestScheduler.pytestmark = [pytest.mark.timeout(120)]

@@ -1,0 +1,225 @@
+"""A scheduler with a fake model behind it, for tests.
+
+The fake model's keys and values are real enough to catch a wrong block: what it stores for a position depends on what
+it finds stored for the position before, and its next token on what is stored for the last one.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from corespan.core.kv_cache.block_hash import BlockHasher
+from corespan.core.scheduler.output import ModelRunnerOutput, NewRequestData, SchedulerOutput
+from corespan.core.scheduler.request import Request
+from corespan.core.scheduler.scheduler import Scheduler
+from corespan.protocol.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
+from corespan.protocol.outputs import EngineCoreOutput, FinishReason
+from corespan.protocol.params import SamplingParams
+from corespan.protocol.requests import EngineCoreRequest
+
+VOCAB_SIZE = 50
+
+
+def make_vllm_config(block_size: int = 16, enable_prefix_caching: bool = True, **scheduler: Any) -> VllmConfig:
+    scheduler = {"max_num_batched_tokens": 1024, "max_num_seqs": 64, "max_model_len": 512} | scheduler
+    return VllmConfig(
+        model_config=ModelConfig(
+            model="/nowhere",
+            served_model_name="fake",
+            tokenizer=None,
+            hf_config={"vocab_size": VOCAB_SIZE},
+            max_model_len=scheduler["max_model_len"],
+        ),
+        cache_config=CacheConfig(block_size=block_size, enable_prefix_caching=enable_prefix_caching),
+        scheduler_config=SchedulerConfig(**scheduler),
+    )
+
+
+def greedy(max_tokens: int | None = 8, ignore_eos: bool = True, **fields: Any) -> SamplingParams:
+    return SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=ignore_eos, **fields)
+
+
+def stored_after(stored_before: int, token_id: int) -> int:
+    """What the fake model stores for a position."""
+    return (stored_before * 1_000_003 + token_id + 1) % (2**61 - 1)
+
+
+def stored_for(token_ids: Iterable[int]) -> int:
+    stored = 0
+    for token_id in token_ids:
+        stored = stored_after(stored, token_id)
+    return stored
+
+
+def next_token(stored: int, noise_seed: int, position: int) -> int:
+    return (stored ^ (noise_seed * 7919 + position * 104729)) % VOCAB_SIZE
+
+
+def expected_tokens(prompt: Sequence[int], noise_seed: int = 0, count: int = 8) -> list[int]:
+    """What the fake model says when nothing interferes."""
+    token_ids, stored = list(prompt), stored_for(prompt)
+    for _ in range(count):
+        token_ids.append(next_token(stored, noise_seed, len(token_ids)))
+        stored = stored_after(stored, token_ids[-1])
+    return token_ids[len(prompt) :]
+
+
+class _BatchRow:
+    def __init__(self, new: NewRequestData) -> None:
+        self.token_ids = new.token_ids.copy()
+        self.block_ids = new.block_ids.copy()
+        self.noise_seed = new.noise_seed
+
+
+class FakeRunner:
+    """Keeps a batch from the scheduler's deltas, like the real one, and checks what it is told.
+
+    The ids in `fail_next` fail in the next step they are scheduled in, before anything of theirs is stored.
+    """
+
+    def __init__(self, block_size: int) -> None:
+        self.block_size = block_size
+        self.stored: dict[tuple[int, int], int] = {}  # (block id, offset) -> what is stored there
+        self.batch: dict[str, _BatchRow] = {}
+        self.fail_next: set[str] = set()
+        self.num_computed: Counter[str] = Counter()  # tokens, by request
+
+    def execute_model(self, step: SchedulerOutput) -> ModelRunnerOutput:
+        for request_id in step.removed_req_ids:
+            self.batch.pop(request_id, None)
+        starts = self._take_deltas(step)
+        assert list(starts) == list(step.num_scheduled_tokens)
+        assert sum(step.num_scheduled_tokens.values()) == step.total_num_scheduled_tokens
+        output = ModelRunnerOutput([], [])
+        written: set[tuple[int, int]] = set()
+        for request_id, num_tokens in step.num_scheduled_tokens.items():
+            assert num_tokens > 0
+            row, start = self.batch[request_id], starts[request_id]
+            if request_id in self.fail_next:
+                self.fail_next.discard(request_id)
+                output.failed_reqs[request_id] = "made to fail"
+                continue
+            self._compute(row, start, start + num_tokens, written)
+            self.num_computed[request_id] += num_tokens
+            if start + num_tokens == len(row.token_ids):
+                token_id = next_token(self._read(row, len(row.token_ids) - 1), row.noise_seed, len(row.token_ids))
+                row.token_ids.append(token_id)
+                output.req_ids.append(request_id)
+                output.sampled_token_ids.append(token_id)
+        return output
+
+    def _take_deltas(self, step: SchedulerOutput) -> dict[str, int]:
+        """Where each scheduled request's tokens of this step begin."""
+        starts = {}
+        cached = step.scheduled_cached_reqs
+        for request_id, block_ids, start in zip(
+            cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True
+        ):
+            self.batch[request_id].block_ids.extend(block_ids)
+            starts[request_id] = start
+        for new in step.scheduled_new_reqs:
+            assert new.req_id not in self.batch
+            self.batch[new.req_id] = _BatchRow(new)
+            starts[new.req_id] = new.num_computed_tokens
+        return starts
+
+    def _compute(self, row: _BatchRow, start: int, end: int, written: set[tuple[int, int]]) -> None:
+        assert end <= len(row.token_ids)
+        assert len(row.block_ids) * self.block_size >= end
+        assert 0 not in row.block_ids
+        for position in range(start, end):
+            before = self._read(row, position - 1) if position else 0
+            slot = self._slot(row, position)
+            assert slot not in written, "two requests write to one slot"
+            written.add(slot)
+            self.stored[slot] = stored_after(before, row.token_ids[position])
+
+    def _read(self, row: _BatchRow, position: int) -> int:
+        return self.stored.get(self._slot(row, position), -1)
+
+    def _slot(self, row: _BatchRow, position: int) -> tuple[int, int]:
+        return row.block_ids[position // self.block_size], position % self.block_size
+
+
+class Harness:
+    """A scheduler and a fake runner, stepped by hand; keeps every output."""
+
+    def __init__(self, num_blocks: int = 100, log_stats: bool = True, manager: Any = None, **config: Any) -> None:
+        self.config = make_vllm_config(**config)
+        self.scheduler = Scheduler(self.config, num_blocks, manager, log_stats=log_stats)
+        self.block_size = self.config.cache_config.block_size
+        self.hasher = BlockHasher(self.block_size) if self.config.cache_config.enable_prefix_caching else None
+        self.runner = FakeRunner(self.block_size)
+        self.outputs: dict[str, list[EngineCoreOutput]] = {}
+        self.steps: list[SchedulerOutput] = []
+
+    def request(
+        self, request_id: str, prompt: Sequence[int], params: SamplingParams | None = None, **fields: Any
+    ) -> Request:
+        message = EngineCoreRequest(request_id, list(prompt), params if params is not None else greedy(), **fields)
+        return Request.from_engine_core_request(message, self.hasher)
+
+    def add(
+        self, request_id: str, prompt: Sequence[int], params: SamplingParams | None = None, **fields: Any
+    ) -> Request:
+        request = self.request(request_id, prompt, params, **fields)
+        self.scheduler.add_request(request)
+        return request
+
+    def step(self) -> SchedulerOutput:
+        """One whole step."""
+        step = self.scheduler.schedule()
+        self.take(step, self.runner.execute_model(step))
+        return step
+
+    def take(self, step: SchedulerOutput, output: ModelRunnerOutput) -> None:
+        self.steps.append(step)
+        for frame in self.scheduler.update_from_output(step, output).values():
+            for one in frame.outputs:
+                self.outputs.setdefault(one.request_id, []).append(one)
+
+    def run(self, max_steps: int = 2000) -> None:
+        """Step until nothing is left to do."""
+        for _ in range(max_steps):
+            if not self.scheduler.has_requests():
+                return
+            self.step()
+        raise AssertionError(f"still at work after {max_steps} steps")
+
+    def tokens(self, request_id: str) -> list[int]:
+        return [token_id for output in self.outputs.get(request_id, []) for token_id in output.new_token_ids]
+
+    def finish_reason(self, request_id: str) -> FinishReason | None:
+        outputs = self.outputs.get(request_id)
+        return outputs[-1].finish_reason if outputs else None
+
+    def num_cached_tokens(self, request_id: str) -> int:
+        """What the shell was told about the request's prompt."""
+        (stats,) = [o.prefill_stats for o in self.outputs[request_id] if o.prefill_stats is not None]
+        return stats.num_cached_tokens
+
+    def num_preemptions(self) -> int:
+        return sum(
+            event.type == 3 for outputs in self.outputs.values() for output in outputs for event in output.events or ()
+        )
+
+
+def check_blocks(scheduler: Scheduler) -> None:
+    """Every block is accounted for, and every live request is in one place."""
+    pool = scheduler.kv_cache_manager.block_pool
+    users = Counter(block.block_id for request in scheduler.requests.values() for block in request.blocks)
+    free = [block.block_id for block in pool.free_queue.to_list()]
+    assert len(free) == len(set(free)) == pool.num_free_blocks
+    for block in pool.blocks[1:]:
+        assert block.ref_cnt == users[block.block_id]
+        assert (block.block_id in set(free)) == (block.ref_cnt == 0)
+        if block.block_hash is not None:
+            assert pool.get_cached_block(block.block_hash) is block
+    assert sum(block.block_hash is not None for block in pool.blocks) == pool.num_cached_blocks
+    assert pool.null_block.ref_cnt == 0 and 0 not in free and 0 not in users
+    places = Counter(request.request_id for request in scheduler.running)
+    for queue in (scheduler.waiting, scheduler.preempted):
+        places.update(request.request_id for request in queue)
+    assert set(places.values()) <= {1}
+    assert all(request.blocks for request in scheduler.running)
+    assert set(places) <= set(scheduler.requests)
