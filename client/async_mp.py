@@ -1,14 +1,13 @@
 """The asyncio client for a core in a process of its own."""
 
 import asyncio
+import contextlib
 import itertools
 import threading
 import weakref
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
-
-import zmq
 
 from ..protocol.config import VllmConfig
 from ..protocol.errors import EngineDeadError
@@ -45,7 +44,8 @@ class AsyncMPClient(AsyncEngineCoreClient):
     async def abort_requests_async(self, request_ids: list[str]) -> None:
         if request_ids and not self._link.check_death():
             self._inbox.attach()
-            self._link.send(EngineCoreRequestType.ABORT, request_ids)
+            with contextlib.suppress(EngineDeadError):
+                self._link.send(EngineCoreRequestType.ABORT, request_ids)
 
     def call_utility(self, method: str, *args: object) -> Awaitable[Any]:
         return self._call_utility(method, args)
@@ -75,7 +75,7 @@ class AsyncMPClient(AsyncEngineCoreClient):
 
 
 class _Inbox:
-    """Receives for the client in the event loop, without keeping the client alive. All but `close` in the loop's thread."""
+    """Receives in the event loop without keeping the client alive. All but `close` belongs to the loop's thread."""
 
     def __init__(self, link: CoreLink) -> None:
         self._link = link
@@ -113,13 +113,13 @@ class _Inbox:
         self._waiters.clear()
         self._answers.clear()
         self._loop = loop
-        loop.add_reader(self._link.output_socket.getsockopt(zmq.FD), self._receive)
+        loop.add_reader(self._link.output_fd, self._receive)
         loop.add_reader(self._link.process.channel.fileno(), self._on_channel_readable)
         loop.call_soon(self._receive)  # the socket announces only what comes from now on
 
     def _detach(self) -> None:
         if self._loop is not None and not self._loop.is_closed():
-            self._loop.remove_reader(self._link.output_socket.getsockopt(zmq.FD))
+            self._loop.remove_reader(self._link.output_fd)
             self._loop.remove_reader(self._link.process.channel.fileno())
         self._loop = None
 
@@ -164,6 +164,8 @@ class _Inbox:
 
     def close(self, drain_timeout: float) -> None:
         """Ends the core; in any thread."""
+        if self._link.is_fork:
+            return
         self._outputs.extend(self._link.stop(drain_timeout))
         self._in_loop(self._let_go)
         self._link.release()

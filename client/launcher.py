@@ -1,7 +1,7 @@
 """Starts core processes and ends them. Used by `CoreLink`, which adds the sockets.
 
-A core is a fresh interpreter, never a fork and never a second run of the user's main module, so it can be started from a
-script without a guard, a notebook, a daemonic worker, or a process whose threads hold locks.
+A core is a fresh interpreter, never a fork and never a second run of the user's main module, so it can be started from
+a script without a guard, a notebook, a daemonic worker, or a process whose threads hold locks.
 """
 
 import logging
@@ -58,6 +58,7 @@ class CoreProcess:
         executor_class: str,
         log_stats: bool,
         socket_dir: str,
+        output_token: bytes,
         input_addresses: list[str],
         output_addresses: list[str],
         engine_index: int = 0,
@@ -85,6 +86,7 @@ class CoreProcess:
             config=msgspec.msgpack.encode(vllm_config),
             engine_index=engine_index,
             socket_dir=socket_dir,
+            output_token=output_token,
             input_addresses=input_addresses,
             output_addresses=output_addresses,
             executor_class=executor_class,

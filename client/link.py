@@ -5,6 +5,7 @@ The sync and the asyncio client each hold a link and differ only in how they wai
 
 import logging
 import os
+import secrets
 import shutil
 import threading
 
@@ -16,7 +17,7 @@ from ..protocol.config import VllmConfig
 from ..protocol.errors import EngineDeadError, ProtocolError
 from ..protocol.outputs import ENGINE_CORE_DEAD, EngineCoreOutputs, HandshakeReady
 from ..protocol.requests import EngineCoreRequestType
-from ..protocol.sockets import bind, identity, receive_frames
+from ..protocol.sockets import TOKEN_BYTES, OutputSeal, bind, identity, receive_frames
 from .launcher import CoreProcess, make_socket_dir
 
 logger = logging.getLogger("corespan.client")
@@ -28,7 +29,7 @@ READY_WAIT_MS = 10_000  # a core that says it is ready connects its sockets at t
 
 
 class CoreLink:
-    """Sends from any thread, one at a time; receives in one thread at a time. `dead_cause` is None while the core lives.
+    """Sends and receives in any thread, one at a time. `dead_cause` is None while the core lives.
 
     Nothing here refers to the client, so that a client that is dropped can be collected; `close` then cleans up.
     """
@@ -43,6 +44,8 @@ class CoreLink:
         self._encoder = MsgpackEncoder()
         self._decoder = MsgpackDecoder(EngineCoreOutputs)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        output_token = secrets.token_bytes(TOKEN_BYTES)
+        self._seal = OutputSeal(output_token)
         self._socket_dir = make_socket_dir()
         try:
             self._input = bind(self._context, zmq.ROUTER, f"ipc://{self._socket_dir}/input")
@@ -52,6 +55,7 @@ class CoreLink:
                 executor_class,
                 log_stats,
                 self._socket_dir,
+                output_token,
                 [f"ipc://{self._socket_dir}/input"],
                 [f"ipc://{self._socket_dir}/output"],
                 ENGINE_INDEX,
@@ -82,6 +86,16 @@ class CoreLink:
                 self.mark_dead()
                 raise self.dead_error() from error
 
+    @property
+    def output_fd(self) -> int:
+        """Becomes readable when a message comes; announces it once, so take all that is there."""
+        return int(self.output_socket.getsockopt(zmq.FD))
+
+    @property
+    def is_fork(self) -> bool:
+        """Whether this is a copy in a forked process, which must leave the core and the sockets alone."""
+        return os.getpid() != self.process.owner_pid
+
     def receive_nowait(self) -> EngineCoreOutputs | None:
         """The next outputs that are here, or None. Marks the core dead when it says so. What is not to be understood is
         logged and dropped.
@@ -92,10 +106,11 @@ class CoreLink:
                     frames = receive_frames(self.output_socket, zmq.NOBLOCK)
                 except zmq.Again:
                     return None
-                if frames[0] == ENGINE_CORE_DEAD:
-                    self.mark_dead(bytes(frames[1]).decode(errors="replace") if len(frames) > 1 else None)
-                    return None
                 try:
+                    frames = self._seal.check(frames)
+                    if frames[0] == ENGINE_CORE_DEAD:
+                        self.mark_dead(b"".join(frames[1:]).decode(errors="replace"))
+                        return None
                     return self._decoder.decode(frames)
                 except ProtocolError as error:
                     logger.error("Dropped a message on the output socket: %s", error)
@@ -132,6 +147,8 @@ class CoreLink:
             self.dead_cause = SHUT_DOWN
         else:
             self.dead_cause = cause or self.process.cause_of_death()
+            self.process.kill()
+            shutil.rmtree(self._socket_dir, ignore_errors=True)
             logger.error("The engine core has died: %s", self.dead_cause)
 
     def dead_error(self) -> EngineDeadError:
@@ -146,7 +163,7 @@ class CoreLink:
     def stop(self, drain_timeout: float) -> list[EngineCoreOutputs]:
         """Ends the core. Returns what it sent meanwhile and nobody took."""
         with self._close_lock:
-            if self._closing or self._is_fork():
+            if self._closing or self.is_fork:
                 return []
             self._closing = True
         if self.dead_cause is None:
@@ -160,14 +177,11 @@ class CoreLink:
 
     def release(self) -> None:
         """Closes the sockets and removes their folder, once no thread is using them."""
-        if self._is_fork():
+        if self.is_fork:
             return
         with self._receive_lock, self._send_lock:
             self._release_sockets()
             self.process.channel.close()
-
-    def _is_fork(self) -> bool:
-        return os.getpid() != self.process.owner_pid
 
     def _release_sockets(self) -> None:
         self._context.destroy(linger=0)

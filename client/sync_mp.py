@@ -1,5 +1,6 @@
 """The blocking client for a core in a process of its own."""
 
+import contextlib
 import itertools
 import threading
 import weakref
@@ -42,7 +43,8 @@ class SyncMPClient(SyncEngineCoreClient):
     def abort_requests(self, request_ids: list[str]) -> None:
         if not request_ids or self._link.check_death():
             return
-        self._link.send(EngineCoreRequestType.ABORT, request_ids)
+        with contextlib.suppress(EngineDeadError):
+            self._link.send(EngineCoreRequestType.ABORT, request_ids)
 
     def call_utility(self, method: str, *args: object) -> Any:
         call_id = next(self._call_ids)

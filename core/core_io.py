@@ -16,7 +16,7 @@ from ..protocol.codec import Buffer, MsgpackDecoder, MsgpackEncoder
 from ..protocol.errors import ProtocolError
 from ..protocol.outputs import ENGINE_CORE_DEAD, EngineCoreOutputs, UtilityOutput
 from ..protocol.requests import EngineCoreRequest, EngineCoreRequestType, UtilityRequest
-from ..protocol.sockets import connect, receive_frames
+from ..protocol.sockets import OutputSeal, connect, receive_frames
 from .scheduler.request import Request
 
 logger = logging.getLogger("corespan.core")
@@ -37,7 +37,7 @@ class RequestIntake(Protocol):
 
 
 class InputThread(threading.Thread):
-    """Decodes what clients send and prepares requests, while the model runs. Ends when the ZMQ context is terminated."""
+    """Decodes what clients send and prepares requests, while the model runs. Ends when the ZMQ context does."""
 
     def __init__(
         self,
@@ -143,12 +143,14 @@ class OutputThread(threading.Thread):
         context: ZmqContext,
         addresses: Sequence[str],
         engine_index: int,
+        output_token: bytes,
         output_queue: OutputQueue,
         on_failure: Callable[[str], None],
     ) -> None:
         super().__init__(name="core-output", daemon=True)
         self._context = context
         self._addresses = addresses
+        self._seals = [OutputSeal(output_token) for _ in addresses]
         self._engine_index = engine_index
         self._queue = output_queue
         self._on_failure = on_failure
@@ -159,11 +161,12 @@ class OutputThread(threading.Thread):
         try:
             while (item := self._queue.get()) is not None:
                 if isinstance(item, DeadSentinel):
-                    for socket in sockets:
-                        socket.send_multipart([ENGINE_CORE_DEAD, item.cause.encode(errors="replace")])
+                    for socket, seal in zip(sockets, self._seals, strict=True):
+                        socket.send_multipart([seal.next(), ENGINE_CORE_DEAD, item.cause.encode(errors="replace")])
                 else:
                     client_index, outputs = item
-                    sockets[client_index].send_multipart(self._encode(outputs), copy=False)
+                    frames = self._encode(outputs)
+                    sockets[client_index].send_multipart([self._seals[client_index].next(), *frames], copy=False)
         except Exception:
             self._on_failure(f"the output thread failed\n{traceback.format_exc()}")
         finally:

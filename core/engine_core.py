@@ -51,6 +51,10 @@ Emit = Callable[[int, EngineCoreOutputs], None]
 """Takes outputs that no step returns, with the index of the client they are for."""
 
 
+class DuplicateRequestError(ValueError):
+    """A request under an id that is in flight. The request in flight is not touched."""
+
+
 class EngineCore:
     """Not thread-safe, but for `preprocess_add_request` and `abort_queue`, which an input thread may use."""
 
@@ -110,14 +114,24 @@ class EngineCore:
     def add_request(self, request: EngineCoreRequest) -> None:
         """Queues a request; one that cannot be prepared ends at once, with an error as its output.
 
-        Raises ValueError when a request of the same id is in flight.
+        Raises DuplicateRequestError when a request of the same id is in flight.
         """
         try:
             prepared = self.preprocess_add_request(request)
         except Exception as error:
             self.fail_request(request.request_id, request.client_index, error)
             return
-        self.scheduler.add_request(prepared)
+        self.add_prepared_request(prepared)
+
+    def add_prepared_request(self, request: Request) -> None:
+        """Like `add_request`, after `preprocess_add_request`."""
+        known = self.scheduler.requests.get(request.request_id)
+        if known is not None and not known.resumable:
+            raise DuplicateRequestError(f"a request with id {request.request_id!r} is in flight")
+        try:
+            self.scheduler.add_request(request)
+        except Exception as error:
+            self.fail_request(request.request_id, request.client_index, error)
 
     def fail_request(self, request_id: str, client_index: int, error: Exception) -> None:
         """Ends a request that never reached the scheduler."""

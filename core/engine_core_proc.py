@@ -24,7 +24,7 @@ from ..protocol.outputs import EngineCoreOutputs, FinishReason, HandshakeInit, H
 from ..protocol.requests import EngineCoreRequestType, UtilityRequest
 from ..protocol.sockets import OUTPUT_LINGER_MS, identity
 from .core_io import DeadSentinel, InputQueue, InputThread, OutputQueue, OutputThread, failed_call
-from .engine_core import EngineCore
+from .engine_core import DuplicateRequestError, EngineCore
 from .scheduler.request import Request
 
 logger = logging.getLogger("corespan.core")
@@ -36,7 +36,7 @@ class EngineCoreProc(EngineCore):
     """Whatever the clients ask for passes through `input_queue`; whatever they get passes through `output_queue`."""
 
     def __init__(self, init: HandshakeInit, stacks: BinaryIO) -> None:
-        """Returns with the model loaded and both threads running. `stacks` takes every thread's stack if a step hangs."""
+        """Returns with the model loaded and both threads running. `stacks` takes the stacks of a step that hangs."""
         self.input_queue: InputQueue = queue.SimpleQueue()
         self.output_queue: OutputQueue = queue.SimpleQueue()
         self._stacks = stacks
@@ -48,7 +48,12 @@ class EngineCoreProc(EngineCore):
         gc.freeze()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._output_thread = OutputThread(
-            self._context, init.output_addresses, init.engine_index, self.output_queue, self._on_thread_failure
+            self._context,
+            init.output_addresses,
+            init.engine_index,
+            init.output_token,
+            self.output_queue,
+            self._on_thread_failure,
         )
         self._input_thread = InputThread(
             self._context,
@@ -163,10 +168,10 @@ class EngineCoreProc(EngineCore):
             self._emit_finished([(request.request_id, request.client_index)], FinishReason.ABORT)
             return
         try:
-            self.scheduler.add_request(request)
-        except ValueError as error:
+            self.add_prepared_request(request)
+        except DuplicateRequestError as error:
             # No output: it would end the request in flight that has the same id.
-            logger.error("Refused request %s: %s", request.request_id, error)
+            logger.error("Refused a request: %s", error)
 
     def _handle_utility(self, call: UtilityRequest) -> None:
         try:

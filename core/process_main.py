@@ -31,7 +31,6 @@ STACKS_FILE = "core.stacks"
 
 def main(channel_fd: int, parent_pid: int) -> None:
     """Runs a core until it is told to leave. Exits with 0 then, with 1 after a failure."""
-    _configure_logging()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's; this process leaves when the parent says so
     channel = Channel(socket.socket(fileno=channel_fd))
     channel.send(HandshakeHello())
@@ -40,9 +39,10 @@ def main(channel_fd: int, parent_pid: int) -> None:
         sys.exit(f"expected the configuration, got a {type(init).__name__}")
     watch = ParentWatch(channel, parent_pid, init.socket_dir)
     watch.start()
-    stacks = open(os.path.join(init.socket_dir, STACKS_FILE), "wb")  # noqa: SIM115 - faulthandler needs it to the end
-    faulthandler.enable(stacks)
     try:
+        _configure_logging()
+        stacks = open(os.path.join(init.socket_dir, STACKS_FILE), "wb")  # stays open for faulthandler
+        faulthandler.enable(stacks)
         from .engine_core_proc import EngineCoreProc
 
         core = EngineCoreProc(init, stacks)

@@ -1,9 +1,10 @@
 """Messages to frames and back: one msgpack frame, plus a frame of its own for every large array.
 
-Used on both ends of the bridge. An array becomes an extension holding (dtype, shape, bytes or frame number); decoding is
-typed, checks every claim a frame makes, and executes nothing: whatever does not fit raises `ProtocolError`.
+Used on both ends of the bridge. An array becomes an extension holding (dtype, shape, bytes or frame number). Decoding
+is typed, checks every claim a frame makes, and executes nothing: whatever does not fit raises `ProtocolError`.
 """
 
+import importlib
 import math
 from collections.abc import Sequence
 from types import BuiltinFunctionType, FunctionType, MethodType
@@ -149,17 +150,20 @@ def _encode_function(function: object) -> msgspec.msgpack.Ext:
             "a function cannot cross between shell and core; pass a method's name, or set "
             "VLLM_ALLOW_INSECURE_SERIALIZATION=1 if you trust everyone who can reach the engine's sockets"
         )
-    import cloudpickle
-
-    return msgspec.msgpack.Ext(EXT_FUNCTION, cloudpickle.dumps(function))
+    return msgspec.msgpack.Ext(EXT_FUNCTION, _cloudpickle().dumps(function))
 
 
 def _decode_function(payload: memoryview) -> object:
     if not envs.VLLM_ALLOW_INSECURE_SERIALIZATION:
         raise ProtocolError("a pickled function, which VLLM_ALLOW_INSECURE_SERIALIZATION=1 would allow")
-    import cloudpickle
-
     try:
-        return cloudpickle.loads(payload)
+        return _cloudpickle().loads(payload)
     except Exception as error:  # unpickling can raise anything
         raise ProtocolError(f"a function that does not unpickle: {error}") from error
+
+
+def _cloudpickle() -> Any:
+    try:
+        return importlib.import_module("cloudpickle")
+    except ImportError as error:
+        raise TypeError("sending functions to the core needs the package cloudpickle") from error

@@ -109,7 +109,7 @@ class EngineCoreOutputs(msgspec.Struct, array_like=True, omit_defaults=True, gc=
 
 
 ENGINE_CORE_DEAD = b"ENGINE_CORE_DEAD"
-"""A lone frame of these bytes, followed by a frame with the cause as UTF-8, says that the core is about to exit."""
+"""In place of `EngineCoreOutputs`, followed by a frame with the cause as UTF-8: the core is about to exit."""
 
 
 class HandshakeHello(msgspec.Struct, tag="HELLO"):
@@ -119,12 +119,14 @@ class HandshakeHello(msgspec.Struct, tag="HELLO"):
 class HandshakeInit(msgspec.Struct, tag="INIT"):
     """launcher -> core: everything the core needs. One input and one output address per client.
 
-    `socket_dir` holds the ipc sockets; a core that outlives its parent removes it.
+    `socket_dir` holds the ipc sockets; a core that outlives its parent removes it. `output_token` is known to this core
+    and its clients only: every message of outputs begins with it (see `OutputSeal`).
     """
 
     config: bytes  # VllmConfig, msgpack
     engine_index: int
     socket_dir: str
+    output_token: bytes
     input_addresses: list[str]
     output_addresses: list[str]
     executor_class: str  # "package.module:Class"

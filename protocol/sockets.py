@@ -1,10 +1,15 @@
 """The ZMQ sockets of the bridge, as both ends make them and read from them."""
 
+import hmac
+
 import zmq
 
 from .codec import Buffer
+from .errors import ProtocolError
 
 MAX_FRAME_BYTES = 1 << 31
+MAX_READY_BYTES = 1 << 16  # all that a core ever sends to the request socket is that it is ready
+TOKEN_BYTES = 16
 OUTPUT_LINGER_MS = 4000
 
 
@@ -14,14 +19,15 @@ def identity(engine_index: int) -> bytes:
 
 
 def bind(context: "zmq.Context[zmq.Socket[bytes]]", socket_type: int, address: str) -> "zmq.Socket[bytes]":
-    """A client's end. Frames beyond `MAX_FRAME_BYTES` end the connection of whoever sends them."""
+    """A client's end. Larger frames than a core sends end the connection of whoever sends them."""
     socket = context.socket(socket_type)
-    socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
     socket.setsockopt(zmq.SNDHWM, 0)
     socket.setsockopt(zmq.LINGER, 0)
     if socket_type == zmq.ROUTER:
+        socket.setsockopt(zmq.MAXMSGSIZE, MAX_READY_BYTES)
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # a request for a core that is gone is an error, not a silent loss
     else:
+        socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
         socket.setsockopt(zmq.RCVHWM, 0)
     socket.bind(address)
     return socket
@@ -52,3 +58,29 @@ def receive_frames(socket: "zmq.Socket[bytes]", flags: int = 0) -> list[Buffer]:
         frame = socket.recv(copy=False)
         frames.append(frame.buffer)
     return frames
+
+
+class OutputSeal:
+    """The first frame of every message of outputs: a token that only the core and its clients know, and a running
+    number. Other processes of the same user can reach the output socket; this tells what they send, or send again, from
+    what the core sends. One of these at each end.
+    """
+
+    def __init__(self, token: bytes) -> None:
+        self._token = token
+        self._count = 0
+
+    def next(self) -> bytes:
+        self._count += 1
+        return self._token + self._count.to_bytes(8, "little")
+
+    def check(self, frames: list[Buffer]) -> list[Buffer]:
+        """The frames behind the seal. Raises ProtocolError when it is not the one that is due."""
+        seal = bytes(frames[0])
+        if not hmac.compare_digest(seal[:TOKEN_BYTES], self._token) or len(seal) != TOKEN_BYTES + 8 or len(frames) < 2:
+            raise ProtocolError("a message that is not from the core")
+        count = int.from_bytes(seal[TOKEN_BYTES:], "little")
+        if count <= self._count:
+            raise ProtocolError("a message that has been received before")
+        self._count = count
+        return frames[1:]

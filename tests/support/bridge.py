@@ -6,12 +6,13 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
+from fake_executor import VOCAB_SIZE, expected_tokens
+
 from corespan.client.base import EngineCoreClient
 from corespan.protocol.config import CacheConfig, ModelConfig, ParallelConfig, SchedulerConfig, VllmConfig
 from corespan.protocol.outputs import EngineCoreOutputs, FinishReason
 from corespan.protocol.params import SamplingParams
 from corespan.protocol.requests import EngineCoreRequest
-from fake_executor import VOCAB_SIZE, expected_tokens
 
 FAKE_EXECUTOR = "fake_executor:FakeExecutor"
 DEADLINE = 30.0  # seconds, to fail rather than hang

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+
 from corespan.core.executor.abstract import Executor
 from corespan.core.scheduler.output import ModelRunnerOutput, SchedulerOutput
 from corespan.protocol.config import VllmConfig
