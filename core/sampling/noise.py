@@ -16,7 +16,7 @@ def uniform(noise_seeds: NDArray[np.uint64], positions: NDArray[np.int64]) -> ND
     """noise_seeds: [n] uint64; positions: [n] int64, tokens before the one drawn. Returns [n] float64 in [0, 1)."""
     counters = positions.astype(np.uint64) * _GOLDEN
     bits = _mix(_mix(noise_seeds + _GOLDEN) ^ _mix(counters + _MIX_1))
-    return np.multiply(bits >> np.uint64(11), 2.0**-53)
+    return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def _mix(words: NDArray[np.uint64]) -> NDArray[np.uint64]:

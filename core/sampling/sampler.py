@@ -15,6 +15,7 @@ from ...protocol.outputs import LogprobsArrays
 from ...protocol.params import SamplingParams
 from . import noise, ordering
 from .draw import draw
+from .logits_processors.builtin import RowStateProcessor
 from .logits_processors.interface import LogitsProcessor
 from .logprobs import gather_logprobs, merge_rows
 from .metadata import SamplingBatch
@@ -73,7 +74,7 @@ class Sampler:
         tokens, best = ordering.argmax(work, ordering.block_max(work))
         output = SamplerOutput(tokens.cpu().numpy())
         greedy = batch.greedy[rows]
-        self._fail(output, best)
+        self._fail(output, best, np.arange(len(rows)))
         processed = None
         if not greedy.all():
             processed = self._sample_random(work, best, rows, greedy, output, wanted)
@@ -95,17 +96,16 @@ class Sampler:
     ) -> dict[int, torch.Tensor]:
         """Fill in the tokens of the rows that are not greedy. Returns the processed logits of those in `wanted`."""
         batch = self.batch
-        temperature = torch.from_numpy(np.where(greedy, 1.0, batch.temperature[rows])).to(work.device, torch.float32)
-        processors = [p for p in batch.processors if p.is_argmax_invariant() and p.is_active()]
+        temperature = torch.from_numpy(batch.temperature[rows]).to(work.device, torch.float32)
         at = self._random_lines(greedy, output)
+        chosen = work if len(at) == len(rows) else work[at]
+        scaled = (chosen - best[at, None]).div_(temperature[at, None])
+        processors = [p for p in batch.processors if p.is_argmax_invariant() and p.is_active()]
         if processors:
-            scaled = self._apply_processors((work - best[:, None]) / temperature[:, None], rows, processors)
+            scaled = self._apply_processors(scaled, rows[at], processors)
             self._fail(output, scaled.amax(1), at)
-            at = self._random_lines(greedy, output)
-            scaled = scaled[at]
-        else:
-            chosen = work if len(at) == len(rows) else work[at]
-            scaled = (chosen - best[at, None]).div_(temperature[at, None])
+            remaining = self._random_lines(greedy, output)
+            scaled, at = scaled[np.isin(at, remaining)], remaining
         drawn_rows = rows[at]
         uniforms = noise.uniform(batch.noise_seeds[drawn_rows], batch.num_tokens[drawn_rows])
         want_kept = bool(wanted) and not self.report_raw
@@ -131,10 +131,19 @@ class Sampler:
     def _apply_processors(
         self, work: torch.Tensor, rows: np.ndarray, processors: list[LogitsProcessor]
     ) -> torch.Tensor:
-        """Run the active processors. They see a line for every batch row; lines that are not sampled now hold zeros."""
+        """Run the active processors, the engine's own first; `work` belongs to `rows`, line by line."""
         processors = [processor for processor in processors if processor.is_active()]
         if not processors:
             return work
+        line_of = {row: line for line, row in enumerate(rows.tolist())}
+        for processor in processors:
+            if isinstance(processor, RowStateProcessor):
+                processor.apply_to_lines(work, line_of)
+        custom = [processor for processor in processors if not isinstance(processor, RowStateProcessor)]
+        return self._apply_custom(work, rows, custom) if custom else work
+
+    def _apply_custom(self, work: torch.Tensor, rows: np.ndarray, processors: list[LogitsProcessor]) -> torch.Tensor:
+        """Users' processors see a line for every batch row, in its place; rows that have none now are zeros."""
         batch_size = self.batch.batch_size
         aligned = len(rows) == batch_size and bool((rows == np.arange(batch_size)).all())
         lines = torch.from_numpy(rows).to(work.device)
@@ -154,16 +163,15 @@ class Sampler:
             work[line, :vocab_size].masked_fill_(mask, float("-inf"))
 
     @staticmethod
-    def _fail(output: SamplerOutput, best: torch.Tensor, lines: np.ndarray | None = None) -> None:
-        """Mark rows whose largest logit is not a finite number; `lines` limits the check to some."""
+    def _fail(output: SamplerOutput, best: torch.Tensor, lines: np.ndarray) -> None:
+        """Mark rows whose largest logit is not a finite number; `best` belongs to `lines`."""
         values = best.cpu().numpy()
-        for i in np.flatnonzero(~np.isfinite(values)).tolist():
-            if lines is not None and i not in lines:
-                continue
-            if values[i] == -np.inf:
+        for at in np.flatnonzero(~np.isfinite(values)).tolist():
+            i = int(lines[at])
+            if values[at] == -np.inf:
                 output.failed[i] = "no token is left to draw: the request's constraints exclude the whole vocabulary"
             else:
-                output.failed[i] = f"the model's logits are not finite (largest: {values[i]})"
+                output.failed[i] = f"the model's logits are not finite (largest: {values[at]})"
 
     @staticmethod
     def _processed(work: torch.Tensor, wanted: list[int], processed: dict[int, torch.Tensor] | None) -> torch.Tensor:

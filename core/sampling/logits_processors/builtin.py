@@ -7,7 +7,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -52,6 +52,17 @@ class RowStateProcessor(LogitsProcessor, Generic[State]):
             if direction is MoveDirectionality.SWAP:
                 self._place(source, displaced)
 
+    def apply(self, logits: torch.Tensor) -> torch.Tensor:
+        self.apply_to_lines(logits, {row: row for row in self.rows})
+        return logits
+
+    @abstractmethod
+    def apply_to_lines(self, logits: torch.Tensor, line_of: dict[int, int]) -> None:
+        """Change in place the lines of logits that belong to this processor's rows; rows not in `line_of` have none."""
+
+    def _lines(self, line_of: dict[int, int]) -> list[tuple[int, State]]:
+        return [(line_of[row], state) for row, state in self.rows.items() if row in line_of]
+
     def _place(self, row: int, state: State | None) -> None:
         self.rows.pop(row, None)
         if state is not None:
@@ -66,12 +77,11 @@ class AllowedTokensProcessor(RowStateProcessor[torch.Tensor]):
             return None
         return torch.tensor(request.params.allowed_token_ids, dtype=torch.int64, device=self.device)
 
-    def apply(self, logits: torch.Tensor) -> torch.Tensor:
-        for row, token_ids in self.rows.items():
-            allowed = logits[row, token_ids]
-            logits[row].fill_(_NEG_INF)
-            logits[row, token_ids] = allowed
-        return logits
+    def apply_to_lines(self, logits: torch.Tensor, line_of: dict[int, int]) -> None:
+        for line, token_ids in self._lines(line_of):
+            allowed = logits[line, token_ids]
+            logits[line].fill_(_NEG_INF)
+            logits[line, token_ids] = allowed
 
 
 @dataclass(slots=True)
@@ -94,10 +104,9 @@ class BadWordsProcessor(RowStateProcessor[BadWords]):
         words = request.params.bad_words_token_ids
         return BadWords(words, request.output_token_ids) if words else None
 
-    def apply(self, logits: torch.Tensor) -> torch.Tensor:
-        for row, bad_words in self.rows.items():
-            logits[row, list(bad_words.banned())] = _NEG_INF
-        return logits
+    def apply_to_lines(self, logits: torch.Tensor, line_of: dict[int, int]) -> None:
+        for line, bad_words in self._lines(line_of):
+            logits[line, list(bad_words.banned())] = _NEG_INF
 
 
 @dataclass(slots=True)
@@ -117,15 +126,17 @@ class MinTokensProcessor(RowStateProcessor[MinTokens]):
         stop_token_ids = sorted(token_id for token_id in params.all_stop_token_ids if token_id < self.vocab_size)
         return MinTokens(params.min_tokens, stop_token_ids, request.output_token_ids) if stop_token_ids else None
 
-    def apply(self, logits: torch.Tensor) -> torch.Tensor:
+    def update_state(self, batch_update: BatchUpdate | None) -> None:
+        super().update_state(batch_update)
         for row in [row for row, state in self.rows.items() if len(state.output_token_ids) >= state.min_tokens]:
             del self.rows[row]
-        for row, state in self.rows.items():
-            stops = logits[row, state.stop_token_ids]
-            logits[row, state.stop_token_ids] = _NEG_INF
-            if logits[row].amax() == _NEG_INF:  # a grammar or allowed_token_ids leaves only the end
-                logits[row, state.stop_token_ids] = stops
-        return logits
+
+    def apply_to_lines(self, logits: torch.Tensor, line_of: dict[int, int]) -> None:
+        for line, state in self._lines(line_of):
+            stops = logits[line, state.stop_token_ids]
+            logits[line, state.stop_token_ids] = _NEG_INF
+            if logits[line].amax() == _NEG_INF:  # a grammar or allowed_token_ids leaves only the end
+                logits[line, state.stop_token_ids] = stops
 
 
 class LogitBiasProcessor(RowStateProcessor[tuple[torch.Tensor, torch.Tensor]]):
@@ -138,10 +149,9 @@ class LogitBiasProcessor(RowStateProcessor[tuple[torch.Tensor, torch.Tensor]]):
         token_ids = torch.tensor(list(request.params.logit_bias), dtype=torch.int64, device=self.device)
         return token_ids, torch.tensor(biases, dtype=torch.float32, device=self.device)
 
-    def apply(self, logits: torch.Tensor) -> torch.Tensor:
-        for row, (token_ids, biases) in self.rows.items():
-            logits[row, token_ids] += biases
-        return logits
+    def apply_to_lines(self, logits: torch.Tensor, line_of: dict[int, int]) -> None:
+        for line, (token_ids, biases) in self._lines(line_of):
+            logits[line, token_ids] += biases
 
 
 class MinPProcessor(RowStateProcessor[float]):
@@ -153,14 +163,22 @@ class MinPProcessor(RowStateProcessor[float]):
     def state_of(self, request: AddedRequest) -> float | None:
         return math.log(request.params.min_p) if request.params.min_p > 0.0 else None
 
-    def apply(self, logits: torch.Tensor) -> torch.Tensor:
-        for row, log_min_p in self.rows.items():
-            scaled = logits[row]
-            scaled.masked_fill_(scaled < scaled.amax() + log_min_p, _NEG_INF)
-        return logits
+    def apply_to_lines(self, logits: torch.Tensor, line_of: dict[int, int]) -> None:
+        placed = self._lines(line_of)
+        if not placed:
+            return
+        lines = torch.tensor([line for line, _ in placed], device=logits.device)
+        log_min_p = torch.tensor([state for _, state in placed], dtype=torch.float32, device=logits.device)
+        everywhere = len(placed) == logits.shape[0]
+        concerned = logits if everywhere else logits[lines]
+        if everywhere:
+            log_min_p = torch.empty_like(log_min_p).index_copy_(0, lines, log_min_p)
+        concerned.masked_fill_(concerned < (concerned.amax(1) + log_min_p).unsqueeze(1), _NEG_INF)
+        if not everywhere:
+            logits[lines] = concerned
 
 
-BUILTIN_PROCESSORS: tuple[type[LogitsProcessor], ...] = (
+BUILTIN_PROCESSORS: tuple[type[RowStateProcessor[Any]], ...] = (
     AllowedTokensProcessor,
     BadWordsProcessor,
     MinTokensProcessor,

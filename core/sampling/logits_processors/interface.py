@@ -72,7 +72,10 @@ class LogitsProcessor(ABC):
 
     @abstractmethod
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
-        """logits: [batch size, vocab] float32, row i belongs to the request in row i. Change in place or return new."""
+        """logits: [batch size, vocab] float32, row i belongs to the request in row i. Change in place or return new.
+
+        Rows that are not sampled now (a prompt not wholly computed; after temperature: greedy rows) hold zeros.
+        """
 
     def is_active(self) -> bool:
         """False while no request in the batch is concerned: then `apply` is skipped."""
