@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from ..attention.interface import AttentionBackend, AttentionMetadata, KVCache
 from .decoder_config import DecoderConfig
-from .linear import Linear, make_linear
+from .linear import Linear, make_gated_linear, make_linear
 from .ops import TorchOps
 from .rotary import inverse_frequencies, rotary_tables
 from .tensor_source import TensorSource, check_tensors
@@ -18,12 +18,18 @@ ROPE_FACTORS = "rope_freqs.weight"
 
 
 class DecoderLayer:
-    """One layer's weights. `qkv` gives queries, keys and values side by side, `gate_up` both halves of the MLP."""
+    """One layer's weights. `qkv` gives queries, keys and values side by side, `gate_up` the MLP's silu(gate) * up."""
 
     __slots__ = ("attention", "down", "gate_up", "input_norm", "k_norm", "o", "post_norm", "q_norm", "qkv")
 
     def __init__(
-        self, config: DecoderConfig, index: int, source: TensorSource, dtype: torch.dtype, attention: AttentionBackend
+        self,
+        config: DecoderConfig,
+        index: int,
+        source: TensorSource,
+        dtype: torch.dtype,
+        attention: AttentionBackend,
+        ops: TorchOps,
     ) -> None:
         prefix = f"model.layers.{index}"
         attn, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
@@ -32,7 +38,8 @@ class DecoderLayer:
         projections = [f"{attn}.{part}_proj" for part in "qkv"]
         self.qkv = _read_linear(source, projections, config.qkv_bias, dtype)
         self.o = _read_linear(source, [f"{attn}.o_proj"], config.o_bias, dtype)
-        self.gate_up = _read_linear(source, [f"{mlp}.gate_proj", f"{mlp}.up_proj"], config.mlp_bias, dtype)
+        gate_up = _read_weights(source, [f"{mlp}.gate_proj", f"{mlp}.up_proj"], config.mlp_bias, dtype)
+        self.gate_up = make_gated_linear(*gate_up, ops)
         self.down = _read_linear(source, [f"{mlp}.down_proj"], config.mlp_bias, dtype)
         self.q_norm = _read_vector(source, f"{attn}.q_norm.weight", dtype) if config.qk_norm else None
         self.k_norm = _read_vector(source, f"{attn}.k_norm.weight", dtype) if config.qk_norm else None
@@ -64,7 +71,7 @@ class Decoder:
             for window in set(config.sliding_windows)
         }
         self.layers = [
-            DecoderLayer(config, index, source, dtype, backends[window])
+            DecoderLayer(config, index, source, dtype, backends[window], ops)
             for index, window in enumerate(config.sliding_windows)
         ]
         self.norm = _read_vector(source, "model.norm.weight", dtype)
@@ -99,7 +106,7 @@ class Decoder:
             if index == last and output_rows is not None:
                 update, hidden = update[output_rows], hidden[output_rows]
             normed = self._norm_after(layer.o(update), hidden, layer.post_norm)
-            update = layer.down(self.ops.silu_and_mul(layer.gate_up(normed)))
+            update = layer.down(layer.gate_up(normed))
         return hidden if update is None else hidden.add_(update)
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -179,7 +186,13 @@ def _read_vector(source: TensorSource, name: str, dtype: torch.dtype) -> torch.T
     return source.read(name, dtype).clone()
 
 
-def _read_linear(source: TensorSource, names: list[str], bias: bool, dtype: torch.dtype) -> Linear:
-    """One product for several projections of the same input, their outputs side by side."""
+def _read_weights(
+    source: TensorSource, names: list[str], bias: bool, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Weight and bias of several projections of the same input, their outputs side by side."""
     weight = torch.cat([source.read(f"{name}.weight", dtype) for name in names])
-    return make_linear(weight, torch.cat([source.read(f"{name}.bias", dtype) for name in names]) if bias else None)
+    return weight, torch.cat([source.read(f"{name}.bias", dtype) for name in names]) if bias else None
+
+
+def _read_linear(source: TensorSource, names: list[str], bias: bool, dtype: torch.dtype) -> Linear:
+    return make_linear(*_read_weights(source, names, bias, dtype))

@@ -36,3 +36,9 @@ def rotary_tables(
     angles = positions[:, None].float() * frequencies
     cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
     return torch.cat((cos, cos), dim=-1).unsqueeze(1), torch.cat((-sin, sin), dim=-1).unsqueeze(1)
+
+
+def rotary_table(frequencies: torch.Tensor, num_positions: int, dtype: torch.dtype) -> torch.Tensor:
+    """[num_positions, head_dim] float32: cosines, then sines, each rounded to `dtype` as `rotary_tables` gives them."""
+    angles = torch.arange(num_positions).float()[:, None] * frequencies
+    return torch.cat((angles.cos(), angles.sin()), dim=-1).to(dtype).float()

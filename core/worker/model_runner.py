@@ -10,7 +10,7 @@ from ..attention.selection import get_attention_backend
 from ..models.decoder import Decoder
 from ..models.decoder_config import DecoderConfig
 from ..models.loader import open_checkpoint
-from ..models.ops import TorchOps
+from ..models.native_decoder import load_decoder
 from ..sampling.logprobs import gather_logprobs
 from ..sampling.metadata import SamplingBatch
 from ..sampling.sampler import Sampler, SamplerOutput
@@ -41,7 +41,7 @@ class ModelRunner:
     def load_model(self) -> None:
         """Raises ValueError or FileNotFoundError naming what is wrong with the checkpoint."""
         with open_checkpoint(self.vllm_config.model_config.model) as source:
-            self.model = Decoder(self.config, source, self.dtype, self.attention_backend, self.block_size, TorchOps())
+            self.model = load_decoder(self.config, source, self.dtype, self.attention_backend, self.block_size)
 
     def kv_block_bytes(self) -> int:
         """Bytes of one block over all layers."""

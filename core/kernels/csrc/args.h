@@ -32,13 +32,13 @@ struct EmbedArgs {
     int64_t dtype;
 };
 
-// residual += x (skipped where x is null), then out = residual normalised. With `row_index` only those rows are
-// normalised, into consecutive rows of out, and residual is left as it was.
+// residual += x (skipped where x is null), then out = residual normalised (merely copied where weight is null). With
+// `row_index` only those rows are taken, into consecutive rows of out, and residual is left as it was.
 struct RmsNormArgs {
     const int64_t* rows;
     const void* x;
     void* residual;
-    const void* weight;  // [size]
+    const void* weight;  // [size] or null
     void* out;
     const int64_t* row_index;
     int64_t size;

@@ -14,7 +14,6 @@ void rms_norm(const RmsNormArgs& a, Team& team) {
         const int64_t source = a.row_index ? a.row_index[row] : row;
         T* residual = (T*)a.residual + source * a.size;
         const T* x = a.x ? (const T*)a.x + source * a.size : nullptr;
-        const T* weight = (const T*)a.weight;
         T* out = (T*)a.out + row * a.size;
         Vec squares = splat(0.0f);
         for (int64_t i = 0; i < a.size; i += 16) {
@@ -24,6 +23,8 @@ void rms_norm(const RmsNormArgs& a, Team& team) {
             if (x && !a.row_index) store(residual + i, h);
             store(out + i, h);
         }
+        if (!a.weight) return;
+        const T* weight = (const T*)a.weight;
         const Vec scale = splat(1.0f / sqrtf(lane_sum(squares) / (float)a.size + (float)a.eps));
         for (int64_t i = 0; i < a.size; i += 16) store(out + i, rounded<T>(load(out + i) * scale) * load(weight + i));
     });
@@ -60,7 +61,6 @@ static int64_t argmax_row(const float* x, int64_t n) {
     return best;
 }
 
-// One row at a time across all threads where rows are few: `out` first holds each thread's candidate.
 void argmax(const ArgmaxArgs& a, Team& team) {
     team.share(*a.rows, [&](int64_t row) { a.out[row] = argmax_row(a.logits + row * a.stride, a.n); });
 }

@@ -1,0 +1,225 @@
+"""The decoder on the native kernels: a whole step is one recorded list of operations, run in one parallel region.
+
+The model runner uses it in place of `Decoder` where the kernels can run the model."""
+
+import ctypes
+from collections.abc import Sequence
+
+import torch
+
+from ..attention.interface import AttentionBackend, AttentionMetadata, KVCache
+from ..attention.native import NativeAttentionBackend, fill_step
+from ..kernels import library, memory
+from ..kernels.linear import PackedWeight
+from .decoder import Decoder, DecoderLayer
+from .decoder_config import DecoderConfig
+from .linear import NativeGatedLinear, NativeLinear
+from .ops import TorchOps
+from .rotary import rotary_table
+from .tensor_source import TensorSource
+
+_FIRST_CAPACITY = 64
+_PARTIALS_FLOATS = 1 << 21
+
+
+def load_decoder(
+    config: DecoderConfig,
+    source: TensorSource,
+    dtype: torch.dtype,
+    attention_backend: type[AttentionBackend],
+    block_size: int,
+) -> Decoder:
+    """The decoder that runs fastest here. Raises ValueError as `Decoder` does."""
+    native = NativeDecoder.supports(config, dtype, attention_backend)
+    return (NativeDecoder if native else Decoder)(config, source, dtype, attention_backend, block_size, TorchOps())
+
+
+class NativeDecoder(Decoder):
+    """Same weights, same face, bfloat16 only.
+
+    A recording holds addresses, so it lasts until the buffers grow, the caches move or the rotary table is extended.
+    """
+
+    _recording: library.Recording | None = None
+    _capacity = 0
+    _caches_at = 0
+
+    @staticmethod
+    def supports(config: DecoderConfig, dtype: torch.dtype, attention_backend: type[AttentionBackend]) -> bool:
+        """Whether every matrix product and the attention of such a model are native."""
+        sizes = (config.hidden_size, config.q_size, config.intermediate_size)
+        return attention_backend is NativeAttentionBackend and all(
+            size % 16 == 0 and PackedWeight.supports(dtype, size, size) for size in sizes
+        )
+
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """As `Decoder.embed`, but into the buffer that `forward` works on."""
+        self._reserve(token_ids.shape[0])
+        hidden = self._hidden[: token_ids.shape[0]]
+        return torch.index_select(self.embed_weight, 0, token_ids, out=hidden)
+
+    def forward(
+        self,
+        hidden: torch.Tensor,
+        kv_caches: Sequence[KVCache],
+        metadata: AttentionMetadata,
+        output_rows: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """As `Decoder.forward`. The result is overwritten by the next call."""
+        num_tokens = hidden.shape[0]
+        self._reserve(num_tokens)
+        self._extend_rotary_table(metadata.max_seq_len)
+        if hidden.data_ptr() != self._hidden.data_ptr():
+            self._hidden[:num_tokens] = hidden
+        caches_at = kv_caches[0].data_ptr()
+        if self._recording is None or self._caches_at != caches_at:
+            self._recording = self._record(kv_caches)
+            self._caches_at = caches_at
+        num_rows = num_tokens if output_rows is None else output_rows.shape[0]
+        self._num_tokens.value, self._num_rows.value = num_tokens, num_rows
+        self._output_rows[:num_rows] = self._every_row[:num_rows] if output_rows is None else output_rows
+        fill_step(self._step, metadata, self.layers[0].attention.block_size)
+        self._recording.run()
+        return self._output[:num_rows]
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """As `Decoder.compute_logits`. The result is overwritten by the next call."""
+        rows = library.Int(hidden.shape[0])
+        normed, logits = self._head_buffers(hidden.shape[0])
+        at = ctypes.addressof(rows)
+        head = self.lm_head
+        assert isinstance(head, NativeLinear)
+        library.run(self._norm(at, None, hidden, self.norm, normed), head.packed.operation(at, normed, logits))
+        return logits
+
+    def _head_buffers(self, num_rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Where a head's input and its float32 logits go, [num_rows, ...]."""
+        if num_rows > self._logits.shape[0]:
+            self._normed_rows = memory.allocate((num_rows, self.config.hidden_size), self.dtype)
+            self._logits = memory.allocate((num_rows, self.config.vocab_size), torch.float32)
+        return self._normed_rows[:num_rows], self._logits[:num_rows]
+
+    _logits = torch.empty(0, 0)
+
+    def _reserve(self, num_tokens: int) -> None:
+        """Makes room for a step of `num_tokens`, by doubling."""
+        if num_tokens <= self._capacity:
+            return
+        config = self.config
+        capacity = max(_FIRST_CAPACITY, 1 << (num_tokens - 1).bit_length())
+
+        def buffer(width: int) -> torch.Tensor:
+            return memory.allocate((capacity, width), self.dtype)
+
+        self._capacity = capacity
+        self._recording = None
+        self._hidden, self._output, self._hidden_rows = (buffer(config.hidden_size) for _ in range(3))
+        self._normed, self._update = buffer(config.hidden_size), buffer(config.hidden_size)
+        self._qkv = buffer(config.q_size + 2 * config.kv_size)
+        self._attended, self._attended_rows = buffer(config.q_size), buffer(config.q_size)
+        self._activated = buffer(config.intermediate_size)
+        self._every_row = torch.arange(capacity)
+        self._output_rows = torch.empty(capacity, dtype=torch.int64)
+        self._num_tokens, self._num_rows, self._step = library.Int(), library.Int(), library.Step()
+        self._partials = torch.empty(_PARTIALS_FLOATS)
+
+    _cos_sin = torch.empty(0, 0)
+
+    def _extend_rotary_table(self, num_positions: int) -> None:
+        if num_positions > self._cos_sin.shape[0]:
+            count = max(1024, 1 << (num_positions - 1).bit_length())
+            self._cos_sin = rotary_table(self.frequencies, count, self.dtype)
+            self._recording = None
+
+    def _record(self, kv_caches: Sequence[KVCache]) -> library.Recording:
+        tokens, rows = ctypes.addressof(self._num_tokens), ctypes.addressof(self._num_rows)
+        operations: list[library.Operation] = []
+        last = len(self.layers) - 1
+        update: torch.Tensor | None = None
+        for index, layer in enumerate(self.layers):
+            assert isinstance(layer.qkv, NativeLinear) and isinstance(layer.o, NativeLinear)
+            assert isinstance(layer.gate_up, NativeGatedLinear) and isinstance(layer.down, NativeLinear)
+            operations += [
+                self._norm(tokens, update, self._hidden, layer.input_norm, self._normed),
+                layer.qkv.packed.operation(tokens, self._normed, self._qkv),
+                self._rotary(layer, kv_caches[index]),
+                self._attention(layer, kv_caches[index]),
+            ]
+            count, hidden, attended = tokens, self._hidden, self._attended
+            if index == last:
+                count, hidden, attended = rows, self._hidden_rows, self._attended_rows
+                operations += [self._pick_rows(self._hidden, hidden), self._pick_rows(self._attended, attended)]
+            update = self._update
+            operations += [
+                layer.o.packed.operation(count, attended, update),
+                self._norm(count, update, hidden, layer.post_norm, self._normed),
+                layer.gate_up.packed.operation(count, self._normed, self._activated),
+                layer.down.packed.operation(count, self._activated, update),
+            ]
+        operations.append(self._norm(rows, self._update, self._hidden_rows, None, self._output))
+        return library.Recording(operations)
+
+    def _norm(
+        self, rows: int, x: torch.Tensor | None, residual: torch.Tensor, weight: torch.Tensor | None, out: torch.Tensor
+    ) -> library.RmsNorm:
+        return library.RmsNorm(
+            rows=rows,
+            x=None if x is None else x.data_ptr(),
+            residual=residual.data_ptr(),
+            weight=None if weight is None else weight.data_ptr(),
+            out=out.data_ptr(),
+            size=self.config.hidden_size,
+            eps=self.config.rms_norm_eps,
+            dtype=library.dtype_code(self.dtype),
+        )
+
+    def _pick_rows(self, source: torch.Tensor, out: torch.Tensor) -> library.RmsNorm:
+        """Copies the rows whose output is wanted."""
+        return library.RmsNorm(
+            rows=ctypes.addressof(self._num_rows),
+            residual=source.data_ptr(),
+            out=out.data_ptr(),
+            row_index=self._output_rows.data_ptr(),
+            size=source.shape[1],
+            dtype=library.dtype_code(self.dtype),
+        )
+
+    def _rotary(self, layer: DecoderLayer, kv_cache: torch.Tensor) -> library.Rotary:
+        config = self.config
+        return library.Rotary(
+            rows=ctypes.addressof(self._num_tokens),
+            step=ctypes.addressof(self._step),
+            qkv=self._qkv.data_ptr(),
+            stride=self._qkv.stride(0),
+            cos_sin=self._cos_sin.data_ptr(),
+            q_norm=None if layer.q_norm is None else layer.q_norm.data_ptr(),
+            k_norm=None if layer.k_norm is None else layer.k_norm.data_ptr(),
+            k_cache=kv_cache[0].data_ptr(),
+            v_cache=kv_cache[1].data_ptr(),
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            rotary_dim=config.head_dim,
+            eps=config.rms_norm_eps,
+            dtype=library.dtype_code(self.dtype),
+        )
+
+    def _attention(self, layer: DecoderLayer, kv_cache: torch.Tensor) -> library.Attention:
+        config = self.config
+        return library.Attention(
+            step=ctypes.addressof(self._step),
+            q=self._qkv.data_ptr(),
+            q_stride=self._qkv.stride(0),
+            k_cache=kv_cache[0].data_ptr(),
+            v_cache=kv_cache[1].data_ptr(),
+            out=self._attended.data_ptr(),
+            out_stride=self._attended.stride(0),
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            scale=layer.attention.scale,
+            window=layer.attention.sliding_window or 0,
+            partials=self._partials.data_ptr(),
+            partials_size=self._partials.numel(),
+            dtype=library.dtype_code(self.dtype),
+        )
