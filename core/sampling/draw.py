@@ -31,42 +31,38 @@ class Drawn:
 def draw(
     scaled: torch.Tensor, top_k: np.ndarray, top_p: np.ndarray, uniforms: np.ndarray, want_kept: bool = False
 ) -> Drawn:
-    """scaled: [rows, blocks * BLOCK] float32, logits over temperature with a finite maximum in each row.
+    """scaled: [rows, blocks * BLOCK] float32, logits over temperature, shifted so that each row's largest is 0.
 
     top_k: [rows] int64, 0: off; top_p: [rows] float64; uniforms: [rows] float64 in [0, 1).
     """
     drawn = Drawn(torch.empty(scaled.shape[0], dtype=torch.int64, device=scaled.device))
     limited = (top_k > 0) & (top_k < scaled.shape[1])
     batched = np.flatnonzero(limited & (top_k <= _BATCHED_TOP_K))
-    maxima = ordering.block_max(scaled)
     groups = [batched] if batched.size else []
     groups += list(np.flatnonzero(limited & (top_k > _BATCHED_TOP_K)).reshape(-1, 1))
     for rows in groups:
-        index = _index(rows, scaled)
-        values, token_ids = ordering.top_k(_take(scaled, index), _take(maxima, index), int(top_k[rows].max()))
-        weights = torch.exp((values - values[:, :1]).double())
+        chosen = _take(scaled, _index(rows, scaled))
+        values, token_ids = ordering.top_k(chosen, ordering.block_max(chosen), int(top_k[rows].max()))
+        weights = values.double().exp_()
         weights[torch.arange(weights.shape[1]) >= _column(top_k[rows], weights)] = 0.0
         _cut_to_nucleus(weights, weights.sum(1), top_p[rows])
         _draw_from(drawn, rows, token_ids, weights, uniforms[rows], want_kept)
     whole = np.flatnonzero(~limited)
     if whole.size:
-        _draw_from_whole(drawn, scaled, maxima, whole, top_p[whole], uniforms[whole], want_kept)
+        _draw_from_whole(drawn, scaled, whole, top_p[whole], uniforms[whole], want_kept)
     return drawn
 
 
 def _draw_from_whole(
     drawn: Drawn,
     scaled: torch.Tensor,
-    maxima: torch.Tensor,
     rows: np.ndarray,
     top_p: np.ndarray,
     uniforms: np.ndarray,
     want_kept: bool,
 ) -> None:
     """Rows without top-k: weights of the whole vocabulary, summed block by block."""
-    index = _index(rows, scaled)
-    maxima = _take(maxima, index)
-    weights = (_take(scaled, index) - maxima.amax(1, keepdim=True)).exp_()
+    weights = _take(scaled, _index(rows, scaled)).exp()
     block_sums = weights.view(len(rows), -1, BLOCK).sum(-1).double().cumsum(1)
     plain = np.flatnonzero(top_p >= 1.0)
     if plain.size:
@@ -128,16 +124,23 @@ def _cut_to_nucleus(weights: torch.Tensor, totals: torch.Tensor, top_p: np.ndarr
 def _large_nucleus(weights: torch.Tensor, total: float, top_p: float) -> tuple[torch.Tensor, torch.Tensor]:
     """weights: [n] float32. The nucleus' ids, ascending, and its weights, float64.
 
-    Entries below (1 - p) * total / n cannot belong to it: all of them together weigh less than 1 - p.
+    Entries below (1 - p) * total / n cannot belong to it: all of them together weigh less than 1 - p. The others are
+    binned by size (a float's leading bits order like the float), so that only the bin at the nucleus' edge is sorted.
     """
     row = weights.cpu().numpy()
     candidates = np.flatnonzero(row >= 0.99 * (1.0 - top_p) * total / len(row))
     values = row[candidates]
-    descending = np.sort(values)[::-1]
-    size = min(int(np.searchsorted(np.cumsum(descending, dtype=np.float64), top_p * total)) + 1, len(descending))
-    smallest = descending[size - 1]
+    bins = values.view(np.int32) >> 18
+    bins = bins.max() - bins
+    mass = np.cumsum(np.bincount(bins, weights=values))
+    edge = min(int(np.searchsorted(mass, top_p * total)), len(mass) - 1)
+    at_edge = np.sort(values[bins == edge])[::-1]
+    reached = np.cumsum(at_edge, dtype=np.float64) + (mass[edge - 1] if edge else 0.0)
+    size = min(int(np.searchsorted(reached, top_p * total)), len(at_edge) - 1) + 1
+    smallest = at_edge[size - 1]
+    ties = size - int(np.count_nonzero(at_edge > smallest))
     keep = values > smallest
-    keep[np.flatnonzero(values == smallest)[: size - int(keep.sum())]] = True
+    keep[np.flatnonzero(values == smallest)[:ties]] = True
     ids = torch.from_numpy(candidates[keep]).to(weights.device)
     return ids, weights[ids].double()
 

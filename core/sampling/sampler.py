@@ -62,11 +62,16 @@ class Sampler:
         batch = self.batch
         batch.update_processors()
         wanted = [i for i, row in enumerate(rows.tolist()) if row in batch.logprobs] if batch.logprobs else []
-        raw = logits[wanted] if wanted and self.report_raw else None
         work = ordering.pad_to_blocks(logits)
+        processors = [p for p in batch.processors if not p.is_argmax_invariant() and p.is_active()]
+        raw = None
+        if wanted and self.report_raw:
+            unchanged = not (processors or batch.counts or grammar_rows is not None)
+            raw = work if unchanged and len(wanted) == len(rows) else work[wanted]
         if grammar_rows is not None and grammar_bitmask is not None:
             self._apply_bitmask(work, grammar_rows, grammar_bitmask)
-        work = self._apply_processors(work, rows, [p for p in batch.processors if not p.is_argmax_invariant()])
+        if processors:
+            work = self._apply_processors(work, rows, processors)
         if batch.counts:
             penalised = [(i, batch.counts[row]) for i, row in enumerate(rows.tolist()) if row in batch.counts]
             apply_penalties(work, [i for i, _ in penalised], [counts for _, counts in penalised])
@@ -100,12 +105,18 @@ class Sampler:
         at = self._random_lines(greedy, output)
         chosen = work if len(at) == len(rows) else work[at]
         scaled = (chosen - best[at, None]).div_(temperature[at, None])
+        offset = best / temperature
         processors = [p for p in batch.processors if p.is_argmax_invariant() and p.is_active()]
         if processors:
             scaled = self._apply_processors(scaled, rows[at], processors)
-            self._fail(output, scaled.amax(1), at)
-            remaining = self._random_lines(greedy, output)
-            scaled, at = scaled[np.isin(at, remaining)], remaining
+            largest = scaled.amax(1)
+            self._fail(output, largest, at)
+            kept = np.isin(at, self._random_lines(greedy, output))
+            if not kept.all():
+                scaled, largest, at = scaled[kept], largest[kept], at[kept]
+            if largest.any():
+                scaled = scaled - largest[:, None]
+                offset[at] += largest
         drawn_rows = rows[at]
         uniforms = noise.uniform(batch.noise_seeds[drawn_rows], batch.num_tokens[drawn_rows])
         want_kept = bool(wanted) and not self.report_raw
@@ -115,10 +126,10 @@ class Sampler:
             return {}
         processed = {}
         for line, i in enumerate(at.tolist()):
-            row = scaled[line] + best[i] / temperature[i]
+            row = scaled[line] + offset[i]
             if line in drawn.kept:
-                kept = drawn.kept[line]
-                row = torch.full_like(row, float("-inf")).index_copy_(0, kept, row[kept])
+                ids = drawn.kept[line]
+                row = torch.full_like(row, float("-inf")).index_copy_(0, ids, row[ids])
             processed[i] = row
         return processed
 
@@ -131,10 +142,7 @@ class Sampler:
     def _apply_processors(
         self, work: torch.Tensor, rows: np.ndarray, processors: list[LogitsProcessor]
     ) -> torch.Tensor:
-        """Run the active processors, the engine's own first; `work` belongs to `rows`, line by line."""
-        processors = [processor for processor in processors if processor.is_active()]
-        if not processors:
-            return work
+        """Run processors, the engine's own first; `work` belongs to `rows`, line by line."""
         line_of = {row: line for line, row in enumerate(rows.tolist())}
         for processor in processors:
             if isinstance(processor, RowStateProcessor):
