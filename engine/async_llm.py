@@ -22,8 +22,9 @@ from .metrics.stats import IterationStats
 from .output_handler import OutputHandler
 from .output_processor import OutputProcessor, RequestOutputCollector
 from .outputs import RequestOutput
+from .parallel_sampling import fan_out
+from .prepared_requests import adopt
 from .renderer import PromptType, Renderer
-from .request_intake import RequestIntake
 from .tokenizer import Tokenizer, get_tokenizer
 
 if TYPE_CHECKING:
@@ -69,7 +70,6 @@ class AsyncLLM(EngineControls):
             self.tokenizer, self.log_stats, self.vllm_config.scheduler_config.stream_interval
         )
         self.logger_manager = StatLoggerManager(self.vllm_config, stat_loggers) if self.log_stats else None
-        self._intake = RequestIntake()
         self._output_handler = OutputHandler(self.engine_core, self.output_processor, self.logger_manager)
         self._prompt_threads = ThreadPoolExecutor(NUM_PROMPT_THREADS, thread_name_prefix="corespan-prompt")
 
@@ -176,7 +176,7 @@ class AsyncLLM(EngineControls):
         self._ensure_alive()
         self._output_handler.ensure_running()
         if isinstance(prompt, EngineCoreRequest):
-            request = self._intake.adopt(request_id, prompt)
+            request = adopt(request_id, prompt)
         else:
             request, prompt_text = await self._process(
                 request_id, prompt, params, arrival_time, tokenization_kwargs, trace_headers, priority
@@ -289,13 +289,12 @@ class AsyncLLM(EngineControls):
         self, request: EngineCoreRequest, prompt_text: str | None, collector: RequestOutputCollector
     ) -> None:
         """Registers and sends the request, or its n children; on any failure none of them stays."""
-        parent, children = self._intake.fan_out(request)
         registered: list[str] = []
         try:
-            for index, child in enumerate(children):
-                self.output_processor.add_request(child, prompt_text, parent, index, collector)
-                registered.append(child.request_id)
-                await self.engine_core.add_request_async(child)
+            for child in fan_out(request):
+                self.output_processor.add_request(child.request, prompt_text, child.parent, child.index, collector)
+                registered.append(child.request.request_id)
+                await self.engine_core.add_request_async(child.request)
         except BaseException:
             await self.abort(registered, internal=True)
             raise

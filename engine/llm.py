@@ -36,8 +36,7 @@ class LLM(EngineControls):
         engine_args.setdefault("disable_log_stats", True)
         self.llm_engine = LLMEngine.from_engine_args(EngineArgs(model=model, **engine_args), UsageContext.LLM_CLASS)
         self.request_counter = itertools.count()
-        self._enqueued: list[str] = []
-        self._finished: dict[str, RequestOutput] = {}  # of enqueued requests that ended while others were waited for
+        self._enqueued: dict[str, RequestOutput | None] = {}  # with the outputs of those that have ended
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs) -> "LLM":
@@ -120,13 +119,12 @@ class LLM(EngineControls):
         request_ids, internal_ids = self._add_batch(
             batch, len(batch), sampling_params, priority, tokenization_kwargs, use_tqdm
         )
-        self._enqueued += request_ids
+        self._enqueued |= dict.fromkeys(request_ids)
         return internal_ids
 
     def wait_for_completion(self, *, use_tqdm: UseTqdm = True) -> list[RequestOutput]:
         """The outputs of everything enqueued since the last call, in the order of enqueueing."""
-        request_ids, self._enqueued = self._enqueued, []
-        return self._complete(request_ids, use_tqdm)
+        return self._complete(list(self._enqueued), use_tqdm)
 
     def beam_search(
         self,
@@ -220,7 +218,8 @@ class LLM(EngineControls):
 
     def _complete(self, request_ids: list[str], use_tqdm: UseTqdm) -> list[RequestOutput]:
         """Steps until all of `request_ids` have ended; their outputs in that order. On an exception they are aborted."""
-        unfinished = set(request_ids) - self._finished.keys()
+        outputs = {request_id: self._enqueued.pop(request_id, None) for request_id in request_ids}
+        unfinished = {request_id for request_id, output in outputs.items() if output is None}
         bar = CompletionBar(len(unfinished), use_tqdm) if use_tqdm else None
         try:
             while unfinished and self.llm_engine.has_unfinished_requests():
@@ -228,20 +227,20 @@ class LLM(EngineControls):
                 for output in self.llm_engine.step():
                     if not output.finished:
                         continue
-                    self._finished[output.request_id] = output
                     if output.request_id in unfinished:
+                        outputs[output.request_id] = output
                         unfinished.remove(output.request_id)
                         if bar is not None:
                             bar.update(output)
+                    elif output.request_id in self._enqueued:
+                        self._enqueued[output.request_id] = output
         except BaseException:
-            self.llm_engine.abort_request(sorted(unfinished, key=int))
-            for request_id in request_ids:
-                self._finished.pop(request_id, None)
+            self.llm_engine.abort_request(list(unfinished))
             raise
         finally:
             if bar is not None:
                 bar.close()
-        return [self._finished.pop(request_id) for request_id in request_ids if request_id in self._finished]
+        return [output for output in outputs.values() if output is not None]
 
     def _ensure_progress(self) -> None:
         """Raises RuntimeError where the engine is paused or asleep and so nothing would ever come."""

@@ -15,8 +15,9 @@ from .metrics.loggers import StatLoggerFactory, StatLoggerManager
 from .metrics.stats import IterationStats
 from .output_processor import OutputProcessor
 from .outputs import RequestOutput
+from .parallel_sampling import fan_out
+from .prepared_requests import adopt
 from .renderer import PromptType, Renderer
-from .request_intake import RequestIntake
 from .tokenizer import Tokenizer, get_tokenizer
 
 if TYPE_CHECKING:
@@ -51,7 +52,6 @@ class LLMEngine(EngineControls):
         )
         self.logger_manager = StatLoggerManager(self.vllm_config, stat_loggers) if log_stats else None
         self._halted = False  # by pause_generation() or sleep()
-        self._intake = RequestIntake()
         if not multiprocess_mode:
             self.model_executor = self.engine_core.engine_core.executor  # type: ignore[attr-defined]
 
@@ -117,7 +117,7 @@ class LLMEngine(EngineControls):
         if not isinstance(request_id, str):
             raise TypeError(f"request_id must be a string, got {request_id!r} of type {type(request_id).__name__}")
         if isinstance(prompt, EngineCoreRequest):
-            request = self._intake.adopt(request_id, prompt)
+            request = adopt(request_id, prompt)
         else:
             request, prompt_text = self.input_processor.process_inputs(
                 request_id, prompt, params, arrival_time, tokenization_kwargs, trace_headers, priority
@@ -206,13 +206,12 @@ class LLMEngine(EngineControls):
 
     def _add(self, request: EngineCoreRequest, prompt_text: str | None) -> None:
         """Registers and sends the request, or its n children; on any failure none of them stays."""
-        parent, children = self._intake.fan_out(request)
         registered: list[str] = []
         try:
-            for index, child in enumerate(children):
-                self.output_processor.add_request(child, prompt_text, parent, index)
-                registered.append(child.request_id)
-                self.engine_core.add_request(child)
+            for child in fan_out(request):
+                self.output_processor.add_request(child.request, prompt_text, child.parent, child.index)
+                registered.append(child.request.request_id)
+                self.engine_core.add_request(child.request)
         except BaseException:
             self.abort_request(registered, internal=True)
             raise
