@@ -61,7 +61,11 @@ class SlowStream:
         return new_text
 
     def flush(self) -> str:
-        return self._advance(self._decode())
+        rest = self._advance(self._decode())
+        if rest.endswith(_REPLACEMENT) and self.tokenizer.has_byte_fallback:
+            # Byte tokens decode to a replacement character each, but are one character cut short.
+            return rest.rstrip(_REPLACEMENT) + _REPLACEMENT
+        return rest
 
     def _step_inside_character(self, text: str) -> str:
         """`text` precedes half a character. After so many tokens without a break it will not change any more."""
@@ -109,15 +113,19 @@ class FastStream:
             return ""
         if self._slow is not None:
             return self._slow.step(token_id)
-        self._pending.append(token_id)
+        pending = self._pending
         try:
             text: str | None = self._step(self._backend, token_id)
         except Exception:  # the library has one exception for all
+            pending.append(token_id)
             return self._fall_back()
         if text is None:
-            return self._fall_back() if len(self._pending) > _MAX_PENDING else ""
-        self._seen.extend(self._pending)
-        self._pending.clear()
+            pending.append(token_id)
+            return self._fall_back() if len(pending) > _MAX_PENDING else ""
+        if pending:
+            self._seen.extend(pending)
+            pending.clear()
+        self._seen.append(token_id)
         return text
 
     def flush(self) -> str:

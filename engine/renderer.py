@@ -52,7 +52,7 @@ class EngineInput(TypedDict):
     cache_salt: NotRequired[str]
 
 
-Prompt = str | list[int] | TextPrompt | TokensPrompt | EmbedsPrompt | EngineInput
+PromptType = str | list[int] | TextPrompt | TokensPrompt | EmbedsPrompt | EngineInput
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,10 +106,10 @@ class ChatParams:
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
 
-def to_prompt_list(prompts: Any) -> list[Prompt]:
+def to_prompt_list(prompts: Any) -> list[PromptType]:
     """A prompt, or a list or tuple of prompts, as a list. A non-empty list that begins with an int is one prompt."""
     if isinstance(prompts, (str, Mapping)):
-        return [cast(Prompt, prompts)]
+        return [cast(PromptType, prompts)]
     if isinstance(prompts, (list, tuple)):
         if isinstance(prompts, list) and prompts and _is_int(prompts[0]):
             return [prompts]

@@ -126,6 +126,11 @@ class Tokenizer:
         return int(self._fast.get_vocab_size(with_added_tokens=True))
 
     @functools.cached_property
+    def has_byte_fallback(self) -> bool:
+        """Whether characters outside the vocabulary are spelled as tokens like `<0x0A>`."""
+        return self.convert_tokens_to_ids(["<0x0A>"])[0] is not None
+
+    @functools.cached_property
     def max_token_id(self) -> int:
         return max(self.get_vocab().values(), default=-1)
 

@@ -1,0 +1,138 @@
+"""The header of a GGUF file, and the Hugging Face configuration it amounts to."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gguf_files import write_gguf
+
+from corespan.engine.gguf_metadata import generation_config_from_gguf, hf_config_from_gguf, read_metadata
+
+EMBEDDING = {"token_embd.weight": np.zeros((40, 16), dtype=np.float32)}
+
+
+def config_of(tmp_path: Path, architecture: str, tensors: dict[str, np.ndarray], **extra: Any) -> dict[str, Any]:
+    metadata = {key.replace("__", "."): value for key, value in extra.items()}
+    path = write_gguf(tmp_path / "tiny.gguf", architecture, metadata, EMBEDDING | tensors)
+    return hf_config_from_gguf(read_metadata(path))
+
+
+def test_the_header_equals_what_the_gguf_package_reads(smollm2_gguf: str) -> None:
+    from gguf import GGUFReader
+
+    metadata = read_metadata(smollm2_gguf)
+    reader = GGUFReader(smollm2_gguf)
+    for key, field in reader.fields.items():
+        if not key.startswith("GGUF."):
+            assert metadata[key] == field.contents(), key
+    shapes = {tensor.name: list(reversed(tensor.shape.tolist())) for tensor in reader.tensors}
+    assert metadata["GGUF.tensor_shapes"] == shapes
+
+
+def test_smollm2_config_equals_transformers(smollm2_gguf: str) -> None:
+    from transformers import AutoConfig
+
+    path = Path(smollm2_gguf)
+    theirs = AutoConfig.from_pretrained(str(path.parent), gguf_file=path.name).to_dict()
+    ours = hf_config_from_gguf(read_metadata(path))
+    for name in (
+        "model_type",
+        "vocab_size",
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+        "max_position_embeddings",
+        "rms_norm_eps",
+        "tie_word_embeddings",
+        "hidden_act",
+        "attention_bias",
+    ):
+        assert ours[name] == theirs[name], name
+    assert ours["rope_theta"] == theirs["rope_parameters"]["rope_theta"]
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
+def test_each_architecture_names_its_model_class(tmp_path: Path, architecture: str) -> None:
+    config = config_of(tmp_path, architecture, {})
+    assert config["model_type"] == architecture
+    assert config["architectures"] == [f"{architecture.capitalize()}ForCausalLM"]
+    assert (config["vocab_size"], config["head_dim"], config["num_key_value_heads"]) == (40, 8, 1)
+
+
+def test_mistral_hides_under_the_llama_architecture(tmp_path: Path) -> None:
+    config = config_of(tmp_path, "llama", {}, general__name="Mistral 7B", llama__attention__sliding_window=64)
+    assert config["architectures"] == ["MistralForCausalLM"]
+    assert config["sliding_window"] == 64
+
+
+def test_tensors_tell_biases_and_untied_embeddings(tmp_path: Path) -> None:
+    tied = config_of(tmp_path, "qwen2", {})
+    tensors = {"output.weight": np.zeros((40, 16), np.float32), "blk.0.attn_q.bias": np.zeros(16, np.float32)}
+    untied = config_of(tmp_path, "qwen2", tensors)
+    assert (tied["tie_word_embeddings"], tied["attention_bias"]) == (True, False)
+    assert (untied["tie_word_embeddings"], untied["attention_bias"]) == (False, True)
+
+
+def test_linear_rope_scaling_is_read(tmp_path: Path) -> None:
+    config = config_of(tmp_path, "llama", {}, llama__rope__scaling__type="linear", llama__rope__scaling__factor=4.0)
+    assert config["rope_scaling"] == {"rope_type": "linear", "factor": 4.0}
+
+
+def llama3_factors(factor: float, theta: float, count: int) -> np.ndarray:
+    """The divisors as llama.cpp's converter works them out of a llama3 configuration."""
+    divisors = []
+    for index in range(count):
+        wavelength = 2 * math.pi * theta ** (index / count)
+        if wavelength < 8192 / 4.0:
+            divisors.append(1.0)
+        elif wavelength > 8192 / 1.0:
+            divisors.append(factor)
+        else:
+            smooth = (8192 / wavelength - 1.0) / (4.0 - 1.0)
+            divisors.append(1 / ((1 - smooth) / factor + smooth))
+    return np.array(divisors, dtype=np.float32)
+
+
+@pytest.mark.parametrize("factor", [8.0, 32.0])
+def test_llama3_rope_scaling_is_recovered_from_its_table(tmp_path: Path, factor: float) -> None:
+    table = {"rope_freqs.weight": llama3_factors(factor, 500000.0, 64)}
+    config = config_of(tmp_path, "llama", table, llama__rope__freq_base=500000.0, llama__rope__dimension_count=128)
+    assert config["rope_scaling"] == {
+        "rope_type": "llama3",
+        "factor": factor,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+
+
+def test_another_rope_table_is_refused(tmp_path: Path) -> None:
+    table = {"rope_freqs.weight": np.linspace(1.0, 8.0, 64, dtype=np.float32)}
+    with pytest.raises(ValueError, match=r"rope_freqs\.weight"):
+        config_of(tmp_path, "llama", table, llama__rope__freq_base=500000.0)
+
+
+def test_every_end_token_reaches_the_generation_config(tmp_path: Path) -> None:
+    extra = {f"tokenizer.ggml.{name}_token_id": value for name, value in (("bos", 1), ("eos", 2), ("eot", 9))}
+    path = write_gguf(tmp_path / "tiny.gguf", "llama", extra, EMBEDDING)
+    assert generation_config_from_gguf(read_metadata(path)) == {"bos_token_id": 1, "eos_token_id": [2, 9]}
+
+
+def test_an_unknown_architecture_is_refused_by_name(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "tiny.gguf", "mamba", {}, EMBEDDING)
+    with pytest.raises(ValueError, match="'mamba'"):
+        hf_config_from_gguf(read_metadata(path))
+
+
+def test_a_file_that_is_no_gguf_or_cut_short_is_refused(tmp_path: Path, smollm2_gguf: str) -> None:
+    (tmp_path / "text.gguf").write_text("hello, this is no model")
+    (tmp_path / "short.gguf").write_bytes(Path(smollm2_gguf).read_bytes()[:5000])
+    (tmp_path / "empty.gguf").write_bytes(b"")
+    for name in ("text", "short", "empty"):
+        with pytest.raises(ValueError, match=f"{name}.gguf"):
+            read_metadata(tmp_path / f"{name}.gguf")

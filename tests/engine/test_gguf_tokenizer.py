@@ -1,0 +1,106 @@
+"""A GGUF file's tokenizer, converted without transformers, gives the ids that transformers gives."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from awkward_texts import random_texts
+from gguf_files import byte_level_vocabulary, sentencepiece_vocabulary, write_gguf
+
+from corespan.engine.gguf_tokenizer import convert_gguf_tokenizer
+from corespan.engine.tokenizer import Tokenizer, load_tokenizer
+
+
+def converted(gguf_path: str | Path, folder: Path) -> Tokenizer:
+    convert_gguf_tokenizer(gguf_path, folder)
+    return load_tokenizer(str(folder))
+
+
+def reference(gguf_path: str | Path) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(str(Path(gguf_path).parent), gguf_file=Path(gguf_path).name)
+
+
+@pytest.fixture(scope="module")
+def smollm2_folder(smollm2_gguf: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("smollm2")
+    convert_gguf_tokenizer(smollm2_gguf, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def smollm2(smollm2_folder: Path) -> Tokenizer:
+    return load_tokenizer(str(smollm2_folder))
+
+
+@pytest.fixture(scope="module")
+def smollm2_reference(smollm2_gguf: str) -> Any:
+    return reference(smollm2_gguf)
+
+
+def test_smollm2_ids_equal_transformers_on_2000_texts(smollm2: Tokenizer, smollm2_reference: Any) -> None:
+    for text in random_texts(2000):
+        assert smollm2.encode(text) == smollm2_reference(text)["input_ids"], repr(text)
+
+
+def test_smollm2_decodes_as_transformers_does(smollm2: Tokenizer, smollm2_reference: Any) -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        ids = rng.integers(0, len(smollm2), size=12).tolist()
+        for skip in (True, False):
+            expected = smollm2_reference.decode(ids, skip_special_tokens=skip)
+            assert smollm2.decode(ids, skip_special_tokens=skip) == expected
+
+
+def test_smollm2_special_tokens_and_template_are_those_of_the_file(smollm2: Tokenizer, smollm2_reference: Any) -> None:
+    theirs = smollm2_reference
+    assert (smollm2.bos_token_id, smollm2.eos_token_id) == (theirs.bos_token_id, theirs.eos_token_id)
+    assert smollm2.chat_template == {"default": theirs.chat_template}
+    assert len(smollm2) == len(theirs)
+
+
+def test_transformers_reads_the_converted_folder(smollm2_folder: Path, smollm2: Tokenizer) -> None:
+    from transformers import AutoTokenizer
+
+    (smollm2_folder / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    theirs = AutoTokenizer.from_pretrained(str(smollm2_folder))
+    for text in random_texts(100, seed=2):
+        assert smollm2.encode(text) == theirs(text)["input_ids"]
+
+
+VOCABULARIES = {
+    "sentencepiece with merges": ("llama", sentencepiece_vocabulary(with_merges=True)),
+    "sentencepiece by scores": ("llama", sentencepiece_vocabulary(with_merges=False)),
+    "qwen2": ("qwen2", byte_level_vocabulary("qwen2")),
+    "llama3": ("llama", byte_level_vocabulary("llama-bpe", **{"tokenizer.ggml.add_bos_token": True})),
+    "tekken": ("llama", byte_level_vocabulary("tekken", **{"tokenizer.ggml.add_eos_token": True})),
+    "default": ("llama", byte_level_vocabulary("default")),
+}
+
+
+@pytest.mark.parametrize("name", VOCABULARIES)
+def test_other_vocabularies_give_transformers_ids(name: str, tmp_path: Path) -> None:
+    architecture, vocabulary = VOCABULARIES[name]
+    rows = np.zeros((len(vocabulary["tokenizer.ggml.tokens"]), 16), dtype=np.float32)
+    path = write_gguf(tmp_path / "tiny.gguf", architecture, vocabulary, {"token_embd.weight": rows})
+    ours, theirs = converted(path, tmp_path / "converted"), reference(path)
+    for text in random_texts(400, seed=1):
+        assert ours.encode(text) == theirs(text)["input_ids"], repr(text)
+
+
+def test_every_named_chat_template_is_kept(tmp_path: Path) -> None:
+    vocabulary = byte_level_vocabulary("qwen2")
+    vocabulary["tokenizer.chat_template"] = "plain"
+    vocabulary["tokenizer.chat_templates"] = ["tool_use"]
+    vocabulary["tokenizer.chat_template.tool_use"] = "with tools"
+    path = write_gguf(tmp_path / "tiny.gguf", "qwen2", vocabulary, {})
+    assert converted(path, tmp_path / "converted").chat_template == {"default": "plain", "tool_use": "with tools"}
+
+
+def test_a_kind_of_tokenizer_that_is_not_built_is_refused_by_name(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "tiny.gguf", "llama", {"tokenizer.ggml.model": "bert"}, {})
+    with pytest.raises(ValueError, match="'bert'"):
+        convert_gguf_tokenizer(path, tmp_path / "converted")
