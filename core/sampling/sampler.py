@@ -23,6 +23,11 @@ from .penalties import apply_penalties
 
 _USUAL_K = 256
 
+_MASK_OF_BYTE = np.where(
+    np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little") == 1, 0.0, -np.inf
+).astype(np.float32)
+"""[256, 8]: what to add to eight logits for a byte of a bitmask."""
+
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
 
 
@@ -165,10 +170,9 @@ class Sampler:
 
     def _apply_bitmask(self, work: torch.Tensor, lines: np.ndarray, bitmask: np.ndarray) -> None:
         vocab_size = self.batch.vocab_size
-        bits = np.unpackbits(bitmask.view(np.uint8), axis=1, count=vocab_size, bitorder="little")
-        forbidden = torch.from_numpy(bits == 0).to(work.device)
-        for line, mask in zip(lines.tolist(), forbidden, strict=True):
-            work[line, :vocab_size].masked_fill_(mask, float("-inf"))
+        masks = _MASK_OF_BYTE[bitmask.view(np.uint8)].reshape(len(lines), -1)
+        for line, mask in zip(lines.tolist(), torch.from_numpy(masks).to(work.device), strict=True):
+            work[line, :vocab_size] += mask[:vocab_size]
 
     @staticmethod
     def _fail(output: SamplerOutput, best: torch.Tensor, lines: np.ndarray) -> None:

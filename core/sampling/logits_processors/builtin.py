@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from ....protocol.config import VllmConfig
 from .interface import AddedRequest, BatchUpdate, LogitsProcessor, MoveDirectionality
@@ -164,18 +165,10 @@ class MinPProcessor(RowStateProcessor[float]):
         return math.log(request.params.min_p) if request.params.min_p > 0.0 else None
 
     def apply_to_lines(self, logits: torch.Tensor, line_of: dict[int, int]) -> None:
-        placed = self._lines(line_of)
-        if not placed:
-            return
-        lines = torch.tensor([line for line, _ in placed], device=logits.device)
-        log_min_p = torch.tensor([state for _, state in placed], dtype=torch.float32, device=logits.device)
-        everywhere = len(placed) == logits.shape[0]
-        concerned = logits if everywhere else logits[lines]
-        if everywhere:
-            log_min_p = torch.empty_like(log_min_p).index_copy_(0, lines, log_min_p)
-        concerned.masked_fill_(concerned < (concerned.amax(1) + log_min_p).unsqueeze(1), _NEG_INF)
-        if not everywhere:
-            logits[lines] = concerned
+        largest = logits.amax(1).tolist() if self.rows else []
+        for line, log_min_p in self._lines(line_of):
+            below = np.nextafter(np.float32(largest[line] + log_min_p), np.float32(_NEG_INF))
+            F.threshold(logits[line], float(below), _NEG_INF, inplace=True)
 
 
 BUILTIN_PROCESSORS: tuple[type[RowStateProcessor[Any]], ...] = (
