@@ -14,7 +14,7 @@ class GrammarManager(Protocol):
     """The part of the structured-output manager that the scheduler needs. `grammar_init` was called before."""
 
     def is_grammar_ready(self, request: Request) -> bool:
-        """Whether compilation is done. Raises ValueError when it failed."""
+        """Whether compilation is done. Raises what made it fail."""
         ...
 
     def grammar_bitmask(self, requests: list[Request]) -> np.ndarray:
@@ -50,7 +50,7 @@ class GrammarGate:
             try:
                 if self._the_manager.is_grammar_ready(request):
                     ready.append(request)
-            except ValueError as error:
+            except Exception as error:  # whatever a grammar compiler raises is this request's fault alone
                 failed.append((request, str(error)))
         for request in [*ready, *(request for request, _ in failed)]:
             del self._compiling[request.request_id]

@@ -2,11 +2,12 @@
 
 import hypothesis.strategies as st
 import pytest
-from corespan.core.scheduler.request import Request, RequestStatus
-from corespan.protocol.outputs import FinishReason
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from scheduling import Harness, check_blocks, expected_tokens, greedy, stored_for
+
+from corespan.core.scheduler.request import Request, RequestStatus
+from corespan.protocol.outputs import FinishReason
 
 BLOCK_SIZE = 4
 MAX_MODEL_LEN = 48

@@ -1,0 +1,77 @@
+"""When a request ends, and what it says about it."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from scheduling import greedy
+
+from corespan.core.scheduler.request import Request
+from corespan.protocol.outputs import FinishReason
+from corespan.protocol.params import SamplingParams
+from corespan.protocol.requests import EngineCoreRequest
+
+EOS = 9
+
+
+def make_request(max_model_len: int = 100, output_token_ids: list[int] | None = None, **params: Any) -> Request:
+    sampling_params = SamplingParams(temperature=0, **params)
+    sampling_params.update_from_generation_config({}, EOS)
+    message = EngineCoreRequest("a", [1, 2, 3], sampling_params, output_token_ids=output_token_ids or [])
+    request = Request.from_engine_core_request(message, None)
+    request.limit_length(max_model_len)
+    return request
+
+
+def feed(request: Request, *token_ids: int) -> tuple[int, FinishReason | None, int | str | None]:
+    """How many tokens it took, and how it ended."""
+    for count, token_id in enumerate(token_ids, start=1):
+        if request.append_output_token(token_id):
+            return count, request.finish_reason, request.stop_reason
+    return len(token_ids), None, None
+
+
+def test_the_end_token_stops_without_a_stop_reason() -> None:
+    assert feed(make_request(), 5, EOS, 6) == (2, FinishReason.STOP, None)
+
+
+def test_ignore_eos_goes_on_but_a_stop_token_of_the_user_still_stops() -> None:
+    assert feed(make_request(ignore_eos=True, max_tokens=3), EOS, EOS, EOS) == (3, FinishReason.LENGTH, None)
+    request = make_request(ignore_eos=True, stop_token_ids=[EOS])
+    assert feed(request, 5, EOS) == (2, FinishReason.STOP, EOS)
+
+
+def test_a_stop_token_is_the_stop_reason_and_stays_in_the_output() -> None:
+    request = make_request(stop_token_ids=[7, 8])
+    assert feed(request, 5, 8) == (2, FinishReason.STOP, 8)
+    assert request.output_token_ids == [5, 8]
+
+
+def test_max_tokens_and_max_model_len_end_by_length() -> None:
+    assert feed(make_request(max_tokens=2), 5, 5, 5) == (2, FinishReason.LENGTH, None)
+    assert feed(make_request(max_tokens=None, max_model_len=7), *[5] * 9) == (4, FinishReason.LENGTH, None)
+
+
+@pytest.mark.parametrize("last", [EOS, 8])
+def test_an_end_token_on_the_last_allowed_position_counts_as_stop(last: int) -> None:
+    assert feed(make_request(max_tokens=2, stop_token_ids=[8]), 5, last)[1] is FinishReason.STOP
+
+
+def test_nothing_stops_before_min_tokens() -> None:
+    request = make_request(max_tokens=6, min_tokens=3, stop_token_ids=[8])
+    assert feed(request, EOS, 8, EOS) == (3, FinishReason.STOP, None)
+    assert feed(make_request(max_tokens=4, min_tokens=4), EOS, EOS, EOS, 5) == (4, FinishReason.LENGTH, None)
+
+
+def test_tokens_of_an_earlier_core_count_toward_both_limits() -> None:
+    assert feed(make_request(max_tokens=4, output_token_ids=[5, 5]), 5, 5, 5) == (2, FinishReason.LENGTH, None)
+    assert feed(make_request(min_tokens=3, output_token_ids=[5, 5]), EOS) == (1, FinishReason.STOP, None)
+    assert feed(make_request(min_tokens=4, output_token_ids=[5, 5]), EOS) == (1, None, None)
+
+
+def test_prompt_embeddings_stand_in_for_token_ids() -> None:
+    embeds = np.zeros((5, 2), dtype=np.float32)
+    request = Request.from_engine_core_request(EngineCoreRequest("a", [], greedy(), prompt_embeds=embeds), None)
+    assert request.num_prompt_tokens == 5
+    with pytest.raises(ValueError, match="2 token ids but embeddings for 5"):
+        Request.from_engine_core_request(EngineCoreRequest("a", [1, 2], greedy(), prompt_embeds=embeds), None)
