@@ -8,10 +8,12 @@ import operator
 from collections.abc import Iterable, Mapping
 from typing import NoReturn
 
+import msgspec
+
 from .errors import VLLMValidationError
 
-MAX_SEED = 2**63 - 1
-MIN_SEED = -(2**63)
+_INT64 = range(-(2**63), 2**63)
+"""What an integer field may hold at all: messages carry 64 bits."""
 
 
 def reject(field: str, value: object, legal: str) -> NoReturn:
@@ -23,15 +25,16 @@ def reject(field: str, value: object, legal: str) -> NoReturn:
 
 
 def as_int(field: str, value: object, legal: str) -> int:
-    """Integers of any kind (numpy's too), never booleans or floats."""
-    if type(value) is int:
-        return value
+    """Signed 64-bit integers of any kind (numpy's too), never booleans or floats."""
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         reject(field, value, legal)
     try:
-        return operator.index(value)
+        number = operator.index(value)
     except TypeError:
         reject(field, value, legal)
+    if number not in _INT64:
+        reject(field, value, legal)
+    return number
 
 
 def int_at_least(field: str, value: object, lowest: int, legal: str | None = None) -> int:
@@ -80,7 +83,7 @@ def token_id_list(field: str, value: object) -> list[int]:
     for item in value:
         if type(item) is not int:
             item = as_int(field, item, legal)
-        if item < 0:
+        if not 0 <= item < _INT64.stop:
             reject(field, item, legal)
         ids.append(item)
     return ids
@@ -88,16 +91,25 @@ def token_id_list(field: str, value: object) -> list[int]:
 
 def text_list(field: str, value: object) -> list[str]:
     """A new list of non-empty strings; one string stands for a list of itself."""
-    legal = "a string or a list of strings, none of them empty"
+    legal = "a string or a list of strings, none of them empty, all of them valid Unicode"
     if isinstance(value, str):
         value = [value]
     if isinstance(value, (bytes, Mapping)) or not isinstance(value, Iterable):
         reject(field, value, legal)
     texts = list(value)
     for text in texts:
-        if not isinstance(text, str) or not text:
+        if not isinstance(text, str) or not text or not is_encodable(text):
             reject(field, text, legal)
     return texts
+
+
+def is_encodable(value: object) -> bool:
+    """Whether the value can travel in a message: plain data, 64-bit integers, no lone surrogates."""
+    try:
+        msgspec.msgpack.encode(value)
+    except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError):
+        return False
+    return True
 
 
 def below_vocab(field: str, token_ids: Iterable[int], vocab_size: int) -> None:
@@ -105,3 +117,50 @@ def below_vocab(field: str, token_ids: Iterable[int], vocab_size: int) -> None:
     outside = [token_id for token_id in token_ids if not 0 <= token_id < vocab_size]
     if outside:
         reject(field, outside, f"token ids within the vocabulary, 0..{vocab_size - 1}")
+
+
+def logprob_count(field: str, value: object) -> int | None:
+    """True stands for 1 and False for none, as in OpenAI's chat requests."""
+    if value is None or value is False:
+        return None
+    if value is True:
+        return 1
+    return int_at_least(field, value, -1, "None, -1 (the whole vocabulary) or an integer of at least 0")
+
+
+def check_logprob_limit(field: str, count: int | None, max_logprobs: int, vocab_size: int) -> None:
+    limit = vocab_size if max_logprobs == -1 else min(max_logprobs, vocab_size)
+    if count is not None and (vocab_size if count == -1 else count) > limit:
+        reject(field, count, f"at most {limit} (max_logprobs)")
+
+
+def checked_logit_bias(value: object) -> dict[int, float]:
+    """A new dict; the upper bound of the ids depends on the model and is checked by `verify`."""
+    legal = "a dict from token ids (integers of at least 0) to finite numbers"
+    if not isinstance(value, Mapping):
+        reject("logit_bias", value, legal)
+    return {
+        int_at_least("logit_bias", token_id, 0, legal): as_finite_float("logit_bias", bias, legal)
+        for token_id, bias in value.items()
+    }
+
+
+def logit_bias_from_text(value: object) -> dict[int, float]:
+    """Keys may be text; values are clamped to [-100, 100]."""
+    if not isinstance(value, Mapping):
+        reject("logit_bias", value, "a dict from token ids to numbers")
+    bad_keys = [key for key in value if isinstance(key, bool) or not _is_integer_text(key)]
+    if bad_keys:
+        raise VLLMValidationError(
+            f"logit_bias must have token ids as keys, got {bad_keys}", parameter="logit_bias", value=bad_keys
+        )
+    biases = ((int(key), as_finite_float("logit_bias", bias, "finite numbers")) for key, bias in value.items())
+    return {token_id: min(100.0, max(-100.0, bias)) for token_id, bias in biases}
+
+
+def _is_integer_text(key: object) -> bool:
+    try:
+        int(str(key))
+    except ValueError:
+        return False
+    return True

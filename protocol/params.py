@@ -14,16 +14,18 @@ import msgspec
 
 from . import envs
 from .config import ModelConfig
-from .errors import VLLMValidationError
 from .param_checks import (
-    MAX_SEED,
-    MIN_SEED,
     as_bool,
     as_finite_float,
     as_int,
     below_vocab,
+    check_logprob_limit,
+    checked_logit_bias,
     float_in,
     int_at_least,
+    is_encodable,
+    logit_bias_from_text,
+    logprob_count,
     reject,
     text_list,
     token_id_list,
@@ -76,11 +78,12 @@ class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, repr_omit_defa
         given = [kind for kind in _CONSTRAINTS if getattr(self, kind) is not None]
         if len(given) != 1:
             reject("structured_outputs", given, f"exactly one of {', '.join(_CONSTRAINTS)}")
-        if self.json is not None and not isinstance(self.json, (str, dict)):
-            reject("structured_outputs.json", self.json, "a JSON schema as text or as a dict")
+        if self.json is not None and not (isinstance(self.json, (str, dict)) and is_encodable(self.json)):
+            reject("structured_outputs.json", self.json, "a JSON schema as text or as a dict of plain data")
         for name in ("regex", "grammar", "whitespace_pattern"):
-            if not isinstance(getattr(self, name), str | None):
-                reject(f"structured_outputs.{name}", getattr(self, name), "a string")
+            text = getattr(self, name)
+            if not isinstance(text, str | None) or not is_encodable(text):
+                reject(f"structured_outputs.{name}", text, "a string of valid Unicode")
         for name in ("json", "grammar"):
             text = getattr(self, name)
             if isinstance(text, str) and not text.strip():
@@ -174,10 +177,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, repr_omit_defaults=True
         self.top_k = int_at_least("top_k", self.top_k, -1, "0 or -1 (off) or an integer of at least 1")
         self.min_p = float_in("min_p", self.min_p, 0.0, 1.0)
         if self.seed is not None:
-            legal = "None or a signed 64-bit integer"
-            self.seed = as_int("seed", self.seed, legal)
-            if not MIN_SEED <= self.seed <= MAX_SEED:
-                reject("seed", self.seed, legal)
+            self.seed = as_int("seed", self.seed, "None or a signed 64-bit integer")
             if self.seed == -1:
                 self.seed = None
 
@@ -194,8 +194,8 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, repr_omit_defaults=True
                 reject("truncate_prompt_tokens", 0, legal)
 
     def _check_logprobs(self) -> None:
-        self.logprobs = _logprob_count("logprobs", self.logprobs)
-        self.prompt_logprobs = _logprob_count("prompt_logprobs", self.prompt_logprobs)
+        self.logprobs = logprob_count("logprobs", self.logprobs)
+        self.prompt_logprobs = logprob_count("prompt_logprobs", self.prompt_logprobs)
         if self.logprob_token_ids is not None:
             self.logprob_token_ids = token_id_list("logprob_token_ids", self.logprob_token_ids)
             count = len(self.logprob_token_ids)
@@ -212,7 +212,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, repr_omit_defaults=True
         self._all_stop_token_ids.update(self.stop_token_ids)
         self.bad_words = [] if self.bad_words is None else text_list("bad_words", self.bad_words)
         if self.logit_bias is not None:
-            self.logit_bias = _checked_logit_bias(self.logit_bias)
+            self.logit_bias = checked_logit_bias(self.logit_bias)
         if self.allowed_token_ids is not None:
             self.allowed_token_ids = token_id_list("allowed_token_ids", self.allowed_token_ids)
             if not self.allowed_token_ids:
@@ -231,8 +231,8 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, repr_omit_defaults=True
                 reject("output_kind", self.output_kind, legal)
         if self.structured_outputs is not None and not isinstance(self.structured_outputs, StructuredOutputsParams):
             reject("structured_outputs", self.structured_outputs, "a StructuredOutputsParams")
-        if self.extra_args is not None and not isinstance(self.extra_args, dict):
-            reject("extra_args", self.extra_args, "None or a dict")
+        if self.extra_args is not None and not (isinstance(self.extra_args, dict) and is_encodable(self.extra_args)):
+            reject("extra_args", self.extra_args, "None or a dict of plain data")
         if self.skip_reading_prefix_cache is not None:
             as_bool("skip_reading_prefix_cache", self.skip_reading_prefix_cache)
         if self.stop and not self.include_stop_str_in_output:
@@ -264,7 +264,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, repr_omit_defaults=True
         }
         fields.update((name, value) for name, value in optional.items() if value is not None)
         if logit_bias is not None:
-            fields["logit_bias"] = _logit_bias_from_text(logit_bias)
+            fields["logit_bias"] = logit_bias_from_text(logit_bias)
         return SamplingParams(**fields)
 
     def clone(self) -> "SamplingParams":
@@ -319,7 +319,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, repr_omit_defaults=True
         """
         vocab_size = model_config.vocab_size
         for name in ("logprobs", "prompt_logprobs"):
-            _check_logprob_limit(name, getattr(self, name), model_config.max_logprobs, vocab_size)
+            check_logprob_limit(name, getattr(self, name), model_config.max_logprobs, vocab_size)
         below_vocab("logit_bias", self.logit_bias or (), vocab_size)
         below_vocab("stop_token_ids", self.stop_token_ids or (), vocab_size)
         below_vocab("logprob_token_ids", self.logprob_token_ids or (), vocab_size)
@@ -384,48 +384,3 @@ class BeamSearchParams(msgspec.Struct, omit_defaults=True, repr_omit_defaults=Tr
         self.length_penalty = as_finite_float("length_penalty", self.length_penalty, "a finite number")
         as_bool("ignore_eos", self.ignore_eos)
         as_bool("include_stop_str_in_output", self.include_stop_str_in_output)
-
-
-def _logprob_count(field: str, value: object) -> int | None:
-    """True stands for 1 and False for none, as in OpenAI's chat requests."""
-    if value is None or value is False:
-        return None
-    if value is True:
-        return 1
-    return int_at_least(field, value, -1, "None, -1 (the whole vocabulary) or an integer of at least 0")
-
-
-def _check_logprob_limit(field: str, count: int | None, max_logprobs: int, vocab_size: int) -> None:
-    limit = vocab_size if max_logprobs == -1 else min(max_logprobs, vocab_size)
-    if count is not None and (vocab_size if count == -1 else count) > limit:
-        reject(field, count, f"at most {limit} (max_logprobs)")
-
-
-def _checked_logit_bias(value: object) -> dict[int, float]:
-    legal = "a dict from token ids (integers of at least 0) to finite numbers"
-    if not isinstance(value, Mapping):
-        reject("logit_bias", value, legal)
-    return {
-        int_at_least("logit_bias", token_id, 0, legal): as_finite_float("logit_bias", bias, legal)
-        for token_id, bias in value.items()
-    }
-
-
-def _logit_bias_from_text(value: Mapping[Any, Any]) -> dict[int, float]:
-    if not isinstance(value, Mapping):
-        reject("logit_bias", value, "a dict from token ids to numbers")
-    bad_keys = [key for key in value if isinstance(key, bool) or not _is_integer_text(key)]
-    if bad_keys:
-        raise VLLMValidationError(
-            f"logit_bias must have token ids as keys, got {bad_keys}", parameter="logit_bias", value=bad_keys
-        )
-    biases = ((int(key), as_finite_float("logit_bias", bias, "finite numbers")) for key, bias in value.items())
-    return {token_id: min(100.0, max(-100.0, bias)) for token_id, bias in biases}
-
-
-def _is_integer_text(key: object) -> bool:
-    try:
-        int(str(key))
-    except ValueError:
-        return False
-    return True
