@@ -196,9 +196,10 @@ class RequestLedger:
             request.status = RequestStatus.WAITING
             self.waiting.add(request)
 
-    def _end_for_size(self, request: Request, num_tokens: int) -> None:
+    def _end_for_size(self, request: Request) -> None:
+        """End a request that would wait for ever, and let nobody behind it run."""
         capacity = self.kv_cache_manager.capacity
-        message = f"the request needs room for {num_tokens} tokens; the whole KV cache holds {capacity}"
+        message = f"the request needs room for {request.num_tokens} tokens; the whole KV cache holds {capacity}"
         self._end_unrun(request, RequestStatus.FINISHED_ERROR, message)
 
     def _end_unrun(self, request: Request, status: RequestStatus, stop_reason: str | None) -> None:

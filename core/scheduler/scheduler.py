@@ -84,7 +84,7 @@ class Scheduler(RequestLedger):
             if queue is None or request is None:
                 break
             if not self.kv_cache_manager.can_ever_hold(request.num_tokens):
-                self._end_for_size(request, request.num_tokens)
+                self._end_for_size(request)
             elif self._admit(request, plan):
                 queue.pop()
                 self._start(request)
@@ -139,9 +139,6 @@ class Scheduler(RequestLedger):
         """
         kv_cache_manager = self.kv_cache_manager
         while (block_ids := kv_cache_manager.allocate_slots(request, end)) is None:
-            if not kv_cache_manager.can_ever_hold(end):
-                self._end_for_size(request, end)
-                return False
             victim = self.running[-1] if self._policy == "fcfs" else max(self.running, key=self._order_key)
             plan.drop(victim)
             plan.has_preempted = True

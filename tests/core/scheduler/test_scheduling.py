@@ -5,6 +5,7 @@ from scheduling import Harness, check_blocks, expected_tokens, greedy
 
 from corespan.core.scheduler.pause import PauseState
 from corespan.core.scheduler.request import RequestStatus
+from corespan.core.scheduler.step_plan import StepPlan
 from corespan.protocol.outputs import EventType, FinishReason
 
 
@@ -110,18 +111,69 @@ def test_fcfs_preempts_the_last_and_it_comes_back_before_new_ones() -> None:
 
 
 def test_priority_preempts_the_least_important_even_if_it_is_planned_already() -> None:
-    h = Harness(num_blocks=9, block_size=4, policy="priority", enable_prefix_caching=False)
-    h.add("low", prompt(11), greedy(12), priority=5)
+    h = Harness(num_blocks=9, block_size=4, policy="priority", max_num_seqs=2, enable_prefix_caching=False)
+    h.add("low", prompt(10), greedy(12), priority=5)
     h.step()
-    h.add("high", prompt(11), greedy(12), priority=1)
+    h.add("high", prompt(12), greedy(12), priority=1)
+    h.add("new", prompt(2), greedy(1), priority=3)
     while not h.scheduler.preempted:
         step = h.step()
         check_blocks(h.scheduler)
     assert [request.request_id for request in h.scheduler.preempted] == ["low"]
-    assert list(step.num_scheduled_tokens) == ["high"]
+    assert step.num_scheduled_tokens == {"high": 1}
+    assert step.removed_req_ids == {"low"} and not step.scheduled_new_reqs
     h.run()
-    for name in ("low", "high"):
-        assert h.tokens(name) == expected_tokens(prompt(11), count=12)
+    assert h.tokens("low") == expected_tokens(prompt(10), count=12)
+    assert h.tokens("high") == expected_tokens(prompt(12), count=12)
+
+
+def test_what_a_preempted_request_was_planned_to_compute_is_not_found_in_the_cache() -> None:
+    h = Harness(num_blocks=12, block_size=4, policy="priority", long_prefill_token_threshold=4)
+    h.add("low", prompt(30), greedy(4), priority=5)
+    h.add("high", prompt(8, 13), greedy(7), priority=1)
+    while not h.scheduler.preempted:
+        h.step()
+    assert h.runner.num_computed["low"] == 24
+    resumed = h.steps[-1]
+    while "low" not in resumed.num_scheduled_tokens:
+        resumed = h.step()
+    assert resumed.scheduled_new_reqs[0].num_computed_tokens <= 24
+    h.run()
+    assert h.tokens("low") == expected_tokens(prompt(30), count=4)
+    assert h.tokens("high") == expected_tokens(prompt(8, 13), count=7)
+
+
+def test_a_preempted_request_finds_what_it_had_computed() -> None:
+    h = Harness()
+    h.add("a", prompt(40), greedy(12))
+    for _ in range(10):
+        h.step()
+    h.scheduler._preempt(h.scheduler.running[0])
+    (new,) = h.step().scheduled_new_reqs
+    assert (len(new.token_ids), new.num_computed_tokens) == (50, 48)
+    h.run()
+    assert h.tokens("a") == expected_tokens(prompt(40), count=12)
+
+
+def test_a_block_filled_by_the_last_computed_token_is_cached() -> None:
+    h = Harness()
+    h.add("a", prompt(10), greedy(7))
+    h.run()
+    h.add("b", prompt(10) + h.tokens("a"), greedy(1))
+    h.run()
+    assert h.num_cached_tokens("b") == 16
+
+
+def test_a_request_taken_out_of_a_plan_gives_its_tokens_back() -> None:
+    h = Harness()
+    request = h.request("a", prompt(4))
+    plan = StepPlan(budget=10)
+    plan.running.append(request)
+    plan.num_tokens["a"], plan.new_blocks["a"] = 4, [1]
+    plan.budget -= 4
+    plan.drop(request)
+    plan.drop(request)
+    assert (plan.budget, plan.requests(), plan.num_tokens, plan.new_blocks) == (10, [], {}, {})
 
 
 def test_a_newcomer_leaves_a_block_for_everyone_who_runs() -> None:
@@ -358,14 +410,15 @@ def test_whoever_shared_blocks_with_a_failing_request_computes_them_anew() -> No
 
 def test_an_abort_between_a_failure_and_those_who_share_leaves_no_junk_in_the_cache() -> None:
     h = Harness()
-    for name in ("bad", "aborted"):
-        h.add(name, prompt(60))
+    h.add("bad", prompt(60))
+    h.add("aborted", prompt(70))
     h.runner.fail_next.add("bad")
     step = h.scheduler.schedule()
     output = h.runner.execute_model(step)
     h.scheduler.finish_requests(["bad", "aborted"])
     h.take(step, output)
-    h.add("later", prompt(60))
-    h.run()
-    assert h.num_cached_tokens("later") == 0
-    assert h.tokens("later") == expected_tokens(prompt(60))
+    for name, num_cached in (("first", 0), ("second", 64)):
+        h.add(name, prompt(70))
+        h.run()
+        assert h.num_cached_tokens(name) == num_cached
+        assert h.tokens(name) == expected_tokens(prompt(70))
