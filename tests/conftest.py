@@ -17,6 +17,14 @@ def tiny_llama_dir(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="session")
+def reference(tiny_llama_dir: str) -> Any:
+    """transformers' float32 model of `tiny_llama_dir`."""
+    from reference import Reference
+
+    return Reference(tiny_llama_dir)
+
+
+@pytest.fixture(scope="session")
 def smollm2_gguf() -> str:
     """The path of SmolLM2-135M-Instruct in GGUF, fetched into the user's cache if it is not there."""
     from corespan.engine.model_source import resolve_model

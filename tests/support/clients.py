@@ -3,7 +3,8 @@
 import asyncio
 import os
 import threading
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any, Literal, TypeVar
 
@@ -26,6 +27,9 @@ class LoopThread:
     def run(self, coroutine: Coroutine[Any, Any, T], timeout: float = 120) -> T:
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(timeout)
 
+    def start(self, coroutine: Coroutine[Any, Any, T]) -> "Future[T]":
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+
     def close(self) -> None:
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
@@ -41,6 +45,7 @@ class Runner:
     def __init__(self, kind: ClientKind, **engine_args: Any) -> None:
         self.kind = kind
         self._ids = 0
+        self._others: dict[str, list[RequestOutput]] = {}
         engine_args = {"disable_log_stats": True, **engine_args}
         if kind == "async_mp":
             self._loop = LoopThread()
@@ -72,23 +77,70 @@ class Runner:
         all_params = [params] * len(prompts) if isinstance(params, SamplingParams) else params
         return self._loop.run(self._generate_async(prompts, all_params, priority or [0] * len(prompts)))
 
-    def stream(self, prompt: Any, params: SamplingParams, abort_after: int | None = None) -> list[RequestOutput]:
+    def stream(
+        self, prompt: Any, params: SamplingParams, abort_after: int | None = None, request_id: str | None = None
+    ) -> list[RequestOutput]:
         """Every output of one request, as `params.output_kind` shapes them.
 
         With `abort_after` the request is aborted once that many outputs have come: by `abort_request` in the sync
         engines, which then yield nothing more, and by leaving the loop in AsyncLLM.
         """
-        self._ids += 1
+        request_id = request_id or self._new_id()
         if self.kind == "async_mp":
-            return self._loop.run(self._stream_async(prompt, params, f"stream-{self._ids}", abort_after))
-        engine = self.llm.llm_engine
-        request_id = engine.add_request(f"stream-{self._ids}", prompt, params)
+            return self._loop.run(self._stream_async(prompt, params, request_id, abort_after))
+        own_id = getattr(prompt, "request_id", request_id)  # a prepared request brings one
+        internal_id = self.llm.llm_engine.add_request(request_id, prompt, params)
         outputs: list[RequestOutput] = []
-        while engine.has_unfinished_requests():
-            outputs += engine.step()
+        while not (outputs and outputs[-1].finished):
+            outputs += self._step_for(own_id)
             if abort_after is not None and len(outputs) >= abort_after:
-                engine.abort_request([request_id], internal=True)
+                self.llm.llm_engine.abort_request([internal_id], internal=True)
+                break
         return outputs
+
+    def with_neighbour(
+        self, prompt: Any, params: SamplingParams, action: Callable[[], None], request_id: str | None = None
+    ) -> RequestOutput:
+        """Runs `action` while a request is in the middle of its output; returns that request's final output.
+
+        The action may use `stream`.
+        """
+        params = params.clone()
+        params.output_kind = RequestOutputKind.CUMULATIVE
+        request_id = request_id or self._new_id()
+        if self.kind == "async_mp":
+            started = threading.Event()
+            finished = self._loop.start(self._neighbour_async(prompt, params, request_id, started))
+            assert started.wait(60)
+            action()
+            return finished.result(60)
+        self.llm.llm_engine.add_request(request_id, prompt, params)
+        outputs: list[RequestOutput] = []
+        while not outputs:
+            outputs += self._step_for(request_id)
+        action()
+        while not outputs[-1].finished:
+            outputs += self._step_for(request_id)
+        return outputs[-1]
+
+    def under_one_id(self, request_id: str, prompts: Sequence[str], params: SamplingParams) -> dict[str, RequestOutput]:
+        """The final outputs, by prompt, of requests that run at the same time under the same id of the caller's."""
+        if self.kind == "async_mp":
+            return self._loop.run(self._under_one_id_async(request_id, prompts, params))
+        for prompt in prompts:
+            self.llm.llm_engine.add_request(request_id, prompt, params)
+        finished: dict[str, RequestOutput] = {}
+        while len(finished) < len(prompts):
+            outputs = self._step_for(request_id)
+            finished |= {str(output.prompt): output for output in outputs if output.finished}
+        return finished
+
+    def is_idle(self) -> bool:
+        """Whether neither side knows of a request any more, and no KV block is in use."""
+        processor = self.engine.output_processor if self.kind == "async_mp" else self.llm.llm_engine.output_processor
+        tables = (processor.request_states, processor.parent_requests, processor.external_req_ids)
+        counts = list(self.utility("get_request_counts"))
+        return not any(tables) and counts == [0, 0] and bool(self.call("reset_prefix_cache"))
 
     def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """The engine's method of that name, awaited where it is a coroutine function."""
@@ -108,18 +160,26 @@ class Runner:
         else:
             self.llm.shutdown()
 
+    def _new_id(self) -> str:
+        self._ids += 1
+        return f"test-{self._ids}"
+
+    def _step_for(self, request_id: str) -> list[RequestOutput]:
+        """The outputs of one request. Those of others are kept until they are asked for."""
+        if request_id not in self._others:
+            assert self.llm.llm_engine.has_unfinished_requests(), f"{request_id} is gone without a final output"
+            for output in self.llm.llm_engine.step():
+                self._others.setdefault(output.request_id, []).append(output)
+        return self._others.pop(request_id, [])
+
     async def _generate_async(
         self, prompts: Sequence[Any], params: Sequence[SamplingParams], priorities: list[int]
     ) -> list[RequestOutput]:
         async def final_output(prompt: Any, params: SamplingParams, priority: int) -> RequestOutput:
-            self._ids += 1
             params = params.clone()
             params.output_kind = RequestOutputKind.FINAL_ONLY
-            outputs = [
-                output
-                async for output in self.async_llm.generate(prompt, params, f"batch-{self._ids}", priority=priority)
-            ]
-            return outputs[-1]
+            stream = self.async_llm.generate(prompt, params, self._new_id(), priority=priority)
+            return [output async for output in stream][-1]
 
         tasks = [asyncio.ensure_future(final_output(*each)) for each in zip(prompts, params, priorities, strict=True)]
         try:
@@ -128,6 +188,22 @@ class Runner:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _under_one_id_async(
+        self, request_id: str, prompts: Sequence[str], params: SamplingParams
+    ) -> dict[str, RequestOutput]:
+        async def final_output(prompt: str) -> RequestOutput:
+            return [output async for output in self.async_llm.generate(prompt, params, request_id)][-1]
+
+        outputs = await asyncio.gather(*map(final_output, prompts))
+        return dict(zip(prompts, outputs, strict=True))
+
+    async def _neighbour_async(
+        self, prompt: Any, params: SamplingParams, request_id: str, started: threading.Event
+    ) -> RequestOutput:
+        async for output in self.async_llm.generate(prompt, params, request_id):
+            started.set()
+        return output
 
     async def _stream_async(
         self, prompt: Any, params: SamplingParams, request_id: str, abort_after: int | None
