@@ -20,7 +20,8 @@ from .input_processor import InputProcessor
 from .metrics.loggers import StatLoggerFactory, StatLoggerManager
 from .metrics.stats import IterationStats
 from .output_handler import OutputHandler
-from .output_processor import OutputProcessor, RequestOutputCollector
+from .output_collector import RequestOutputCollector
+from .output_processor import OutputProcessor
 from .outputs import RequestOutput
 from .parallel_sampling import fan_out
 from .prepared_requests import adopt

@@ -150,6 +150,8 @@ class Detokenizer:
     """Collects a request's tokens and text. `token_ids` and `output_text` only ever grow, up to a stop string's cut."""
 
     def __init__(self, tokenizer: Tokenizer | None, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
+        self.tokenizer = tokenizer if params.detokenize else None
+        self.params = params
         self.token_ids: list[int] = []
         self.output_text = ""
         self.min_tokens = params.min_tokens
@@ -158,16 +160,21 @@ class Detokenizer:
         self._search_from = 0
         self._num_returned = 0
         self._finder = StopStringFinder(params.stop, params.include_stop_str_in_output) if params.stop else None
-        self._stream: TokenStream | None = None
-        if tokenizer is not None and params.detokenize:
-            context = list(prompt_token_ids[-_CONTEXT_TOKENS:])
-            context = _whole_characters(tokenizer, context, params.skip_special_tokens)
-            if tokenizer.is_fast:
-                self._stream = FastStream(tokenizer, context, params.skip_special_tokens)
-            else:
-                self._stream = SlowStream(
-                    tokenizer, context, params.skip_special_tokens, params.spaces_between_special_tokens
-                )
+        self._stream = self._stream_behind(prompt_token_ids)
+
+    def continue_behind(self, prompt_token_ids: Sequence[int]) -> None:
+        """The text goes on behind another prompt: what comes next follows on that, not on the text so far."""
+        self._stream = self._stream_behind(prompt_token_ids)
+
+    def _stream_behind(self, prompt_token_ids: Sequence[int]) -> TokenStream | None:
+        tokenizer, params = self.tokenizer, self.params
+        if tokenizer is None:
+            return None
+        context = list(prompt_token_ids[-_CONTEXT_TOKENS:])
+        context = _whole_characters(tokenizer, context, params.skip_special_tokens)
+        if tokenizer.is_fast:
+            return FastStream(tokenizer, context, params.skip_special_tokens)
+        return SlowStream(tokenizer, context, params.skip_special_tokens, params.spaces_between_special_tokens)
 
     def update(self, new_token_ids: Sequence[int], finished: bool, stopped_by_token: bool) -> str | None:
         """Take in a step's tokens; returns the stop string now found, after which later tokens are dropped.

@@ -3,7 +3,6 @@
 Whatever is wrong with a request is raised here, in the caller's face, before anything is sent.
 """
 
-import logging
 import secrets
 import time
 from collections.abc import Mapping
@@ -18,8 +17,6 @@ from .parallel_sampling import noise_seed_of
 from .renderer import EngineInput, Renderer, truncate
 from .structured_output_check import validate_structured_outputs
 from .tokenizer import Tokenizer, check_encodable
-
-logger = logging.getLogger("corespan.engine")
 
 
 class InputProcessor:

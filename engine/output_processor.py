@@ -1,64 +1,21 @@
 """Turns `EngineCoreOutput`s into `RequestOutput`s: text, stop strings, log-probabilities, statistics.
 
 Owned by an engine, which feeds it every batch of outputs from the core. It owns all that the shell knows about a
-running request; `RequestOutputCollector` carries outputs on to an asyncio consumer.
+running request.
 """
 
-import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ..protocol.outputs import EngineCoreOutput, FinishReason
-from ..protocol.params import RequestOutputKind
 from ..protocol.requests import EngineCoreRequest
-from .detokenizer import Detokenizer
-from .logprobs import (
-    FlatLogprobs,
-    LogprobsStore,
-    PromptLogprobs,
-    PromptLogprobsView,
-    SampleLogprobs,
-    SampleLogprobsView,
-    TokenDecoder,
-)
+from .logprobs import TokenDecoder
 from .metrics.stats import IterationStats, RequestStateStats
-from .outputs import CompletionOutput, RequestOutput
+from .output_collector import RequestOutputCollector
+from .outputs import RequestOutput
 from .parallel_sampling import ParentRequest
+from .request_state import RequestState
 from .tokenizer import Tokenizer
-
-
-class RequestOutputCollector:
-    """One slot between the output processor and a consumer: outputs not fetched yet merge, so none is ever lost.
-
-    Used from one event loop. `request_id` is the internal one.
-    """
-
-    def __init__(self, output_kind: RequestOutputKind, request_id: str) -> None:
-        self.request_id = request_id
-        self._aggregate = output_kind == RequestOutputKind.DELTA
-        self._slot: RequestOutput | Exception | None = None
-        self._ready = asyncio.Event()
-
-    def put(self, output: RequestOutput | Exception) -> None:
-        """Never blocks. An exception takes the place of what was there, and nothing takes an exception's."""
-        if self._slot is None or isinstance(output, Exception):
-            self._slot = output
-            self._ready.set()
-        elif isinstance(self._slot, RequestOutput):
-            self._slot.add(output, aggregate=self._aggregate)
-
-    async def get(self) -> RequestOutput:
-        """The next output, waiting for one. Raises the exception that was put."""
-        while (output := self.get_nowait()) is None:
-            await self._ready.wait()
-        return output
-
-    def get_nowait(self) -> RequestOutput | None:
-        output, self._slot = self._slot, None
-        self._ready.clear()
-        if isinstance(output, Exception):
-            raise output
-        return output
 
 
 @dataclass(slots=True)
@@ -67,142 +24,6 @@ class OutputProcessorOutput:
 
     request_outputs: list[RequestOutput] = field(default_factory=list)
     reqs_to_abort: list[str] = field(default_factory=list)
-
-
-class RequestState:
-    """All that the shell keeps of one running request, or of one child of a request with n > 1."""
-
-    __slots__ = (
-        "_num_returned",
-        "_prompt_logprobs_returned",
-        "_stream_interval",
-        "detokenizer",
-        "external_req_id",
-        "flat_logprobs",
-        "index",
-        "logprobs",
-        "num_cached_tokens",
-        "output_kind",
-        "parent",
-        "prompt",
-        "prompt_logprobs",
-        "queue",
-        "request",
-        "request_id",
-        "stats",
-    )
-
-    def __init__(
-        self,
-        request: EngineCoreRequest,
-        prompt: str | None,
-        parent: ParentRequest | None,
-        index: int,
-        queue: RequestOutputCollector | None,
-        tokenizer: Tokenizer | None,
-        decoder: TokenDecoder | None,
-        stats: RequestStateStats | None,
-        stream_interval: int,
-    ) -> None:
-        params = request.sampling_params
-        self.request = request
-        self.request_id = request.request_id
-        self.external_req_id = request.external_req_id or request.request_id
-        self.prompt = prompt
-        self.parent = parent
-        self.index = index
-        self.queue = queue
-        self.stats = stats
-        self.output_kind = params.output_kind
-        self.flat_logprobs = params.flat_logprobs
-        self.num_cached_tokens: int | None = None
-        self.detokenizer = Detokenizer(tokenizer, request.prompt_token_ids, params)
-        self.logprobs: LogprobsStore | None = None
-        self.prompt_logprobs: LogprobsStore | None = None
-        decoder = decoder if params.detokenize else None
-        if (top_k := params.num_logprobs) is not None:
-            self.logprobs = LogprobsStore(
-                top_k, decoder, ranked=params.logprob_token_ids is None, context=request.prompt_token_ids
-            )
-        if params.prompt_logprobs is not None:
-            context = request.prompt_token_ids[:1]
-            self.prompt_logprobs = LogprobsStore(params.prompt_logprobs, decoder, context=context)
-        self._stream_interval = stream_interval
-        self._num_returned = 0  # tokens that outputs have covered
-        self._prompt_logprobs_returned = False
-
-    @property
-    def num_generated(self) -> int:
-        return len(self.detokenizer.token_ids)
-
-    def absorb(self, output: EngineCoreOutput) -> str | None:
-        """Take in tokens, text and log-probabilities; returns the stop string that now ends the request."""
-        detokenizer = self.detokenizer
-        num_before = len(detokenizer.token_ids)
-        stop = detokenizer.update(
-            output.new_token_ids, output.finish_reason is not None, output.finish_reason is FinishReason.STOP
-        )
-        if output.prefill_stats is not None and self.num_cached_tokens is None:
-            self.num_cached_tokens = output.prefill_stats.num_cached_tokens
-        if self.logprobs is not None and output.new_logprobs is not None:
-            self.logprobs.append(output.new_logprobs, len(detokenizer.token_ids) - num_before)
-        if self.prompt_logprobs is not None and output.new_prompt_logprobs is not None:
-            # A request that moved to a new core computes its prompt again; what is known already stays.
-            missing = len(self.request.prompt_token_ids) - 1 - len(self.prompt_logprobs)
-            self.prompt_logprobs.append(output.new_prompt_logprobs, missing)
-        return stop
-
-    def make_output(self, finish_reason: FinishReason | None, stop_reason: int | str | None) -> CompletionOutput | None:
-        """The answer as its output kind shows it now; None where nothing is due."""
-        finished = finish_reason is not None
-        num_tokens = len(self.detokenizer.token_ids)
-        if not finished:
-            if self.output_kind is RequestOutputKind.FINAL_ONLY:
-                return None
-            if self._stream_interval > 1 and 0 < self._num_returned > num_tokens - self._stream_interval:
-                return None
-        if self.output_kind is RequestOutputKind.DELTA:
-            start = self._num_returned
-            text = self.detokenizer.next_text(finished)
-        else:
-            start = 0
-            text = self.detokenizer.text_so_far(finished)
-        self._num_returned = num_tokens
-        return CompletionOutput(
-            self.index,
-            text,
-            self.detokenizer.token_ids[start:],
-            None if self.logprobs is None else self.logprobs.cumulative_logprob,
-            None if self.logprobs is None else self._logprobs_from(start),
-            None if finish_reason is None else str(finish_reason),
-            stop_reason,
-        )
-
-    def wrap(self, outputs: list[CompletionOutput], finished: bool) -> RequestOutput:
-        return RequestOutput(
-            self.external_req_id,
-            self.prompt,
-            self.request.prompt_token_ids,
-            None if self.prompt_logprobs is None else self._take_prompt_logprobs(),
-            outputs,
-            finished,
-            self.stats,
-            self.num_cached_tokens,
-        )
-
-    def _logprobs_from(self, start: int) -> SampleLogprobs:
-        assert self.logprobs is not None
-        view = SampleLogprobsView(self.logprobs, start, len(self.logprobs))
-        return FlatLogprobs.of(view) if self.flat_logprobs else view
-
-    def _take_prompt_logprobs(self) -> PromptLogprobs:
-        """With DELTA they come once, with the first output."""
-        assert self.prompt_logprobs is not None
-        if self.output_kind is RequestOutputKind.DELTA and self._prompt_logprobs_returned:
-            return []
-        self._prompt_logprobs_returned = True
-        view = PromptLogprobsView(self.prompt_logprobs)
-        return FlatLogprobs.of(view) if self.flat_logprobs else view
 
 
 class OutputProcessor:
@@ -255,6 +76,19 @@ class OutputProcessor:
             self.parent_requests[parent_req.request_id] = parent_req
             parent_req.child_ids.add(request_id)
 
+    def extend_session(self, piece: EngineCoreRequest, prompt_text: str | None = None) -> bool:
+        """More prompt for the request with the piece's internal id, whose `resumable` left it open.
+
+        A piece that is not resumable closes it. False where the request has ended: the piece is not to be sent.
+        """
+        state = self.request_states.get(piece.request_id)
+        if state is None or not state.session_open:
+            return False
+        state.add_piece(piece, prompt_text)
+        if not piece.resumable and state.ending is not None:
+            self._emit(state, *state.ending, None)
+        return True
+
     def process_outputs(
         self,
         engine_core_outputs: Iterable[EngineCoreOutput],
@@ -279,7 +113,14 @@ class OutputProcessor:
                 if finish_reason is None:
                     result.reqs_to_abort.append(output.request_id)
                 finish_reason, stop_reason = FinishReason.STOP, stop
-            request_output = self._emit(state, finish_reason, stop_reason, iteration_stats)
+            goes_on = (
+                state.session_open
+                and finish_reason is not None
+                and state.end_piece(finish_reason, stop_reason, bool(output.new_token_ids))
+            )
+            request_output = self._emit(state, finish_reason, stop_reason, iteration_stats, goes_on)
+            if goes_on:
+                state.begin_next_piece()
             if request_output is not None and state.queue is None:
                 result.request_outputs.append(request_output)
         return result
@@ -322,10 +163,12 @@ class OutputProcessor:
         finish_reason: FinishReason | None,
         stop_reason: int | str | None,
         iteration_stats: IterationStats | None,
+        goes_on: bool = False,
     ) -> RequestOutput | None:
-        """Hand out what is due for `state`, and forget it if it has ended."""
+        """Hand out what is due for `state`, and forget it if it has ended. `goes_on`: more prompt may come."""
         completion = state.make_output(finish_reason, stop_reason)
-        if finish_reason is not None:
+        ended = finish_reason is not None and not goes_on
+        if finish_reason is not None and ended:
             self._forget(state)
             if iteration_stats is not None:
                 self._record_finished(state, finish_reason, iteration_stats)
@@ -333,7 +176,7 @@ class OutputProcessor:
             return None
         parent = state.parent
         if parent is None:
-            request_output = state.wrap([completion], finish_reason is not None)
+            request_output = state.wrap([completion], ended)
         else:
             completions = parent.collect(completion)
             if not completions:

@@ -10,7 +10,8 @@ from tiny_llama import write_tokenizer
 
 from corespan.engine.input_processor import InputProcessor
 from corespan.engine.metrics.stats import IterationStats
-from corespan.engine.output_processor import OutputProcessor, RequestOutputCollector
+from corespan.engine.output_collector import RequestOutputCollector
+from corespan.engine.output_processor import OutputProcessor
 from corespan.engine.outputs import RequestOutput
 from corespan.engine.tokenizer import Tokenizer, load_tokenizer
 from corespan.protocol.outputs import EngineCoreOutput, FinishReason, PrefillStats

@@ -9,7 +9,8 @@ from gguf_files import sentencepiece_vocabulary, write_gguf
 
 from corespan.engine.gguf_tokenizer import convert_gguf_tokenizer
 from corespan.engine.input_processor import InputProcessor
-from corespan.engine.output_processor import OutputProcessor, RequestOutputCollector
+from corespan.engine.output_collector import RequestOutputCollector
+from corespan.engine.output_processor import OutputProcessor
 from corespan.engine.outputs import RequestOutput
 from corespan.engine.parallel_sampling import fan_out
 from corespan.engine.tokenizer import Tokenizer, load_tokenizer

@@ -1,0 +1,40 @@
+"""Carries outputs from the output processor to an asyncio consumer."""
+
+import asyncio
+
+from ..protocol.params import RequestOutputKind
+from .outputs import RequestOutput
+
+
+class RequestOutputCollector:
+    """One slot between the output processor and a consumer: outputs not fetched yet merge, so none is ever lost.
+
+    Used from one event loop. `request_id` is the internal one.
+    """
+
+    def __init__(self, output_kind: RequestOutputKind, request_id: str) -> None:
+        self.request_id = request_id
+        self._aggregate = output_kind == RequestOutputKind.DELTA
+        self._slot: RequestOutput | Exception | None = None
+        self._ready = asyncio.Event()
+
+    def put(self, output: RequestOutput | Exception) -> None:
+        """Never blocks. An exception takes the place of what was there, and nothing takes an exception's."""
+        if self._slot is None or isinstance(output, Exception):
+            self._slot = output
+            self._ready.set()
+        elif isinstance(self._slot, RequestOutput):
+            self._slot.add(output, aggregate=self._aggregate)
+
+    async def get(self) -> RequestOutput:
+        """The next output, waiting for one. Raises the exception that was put."""
+        while (output := self.get_nowait()) is None:
+            await self._ready.wait()
+        return output
+
+    def get_nowait(self) -> RequestOutput | None:
+        output, self._slot = self._slot, None
+        self._ready.clear()
+        if isinstance(output, Exception):
+            raise output
+        return output
