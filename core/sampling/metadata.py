@@ -49,10 +49,6 @@ class SamplingBatch:
         """One more than the last row in use."""
         return max(self._rows, default=-1) + 1
 
-    @property
-    def num_random(self) -> int:
-        return len(self._rows) - int(self.greedy[list(self._rows)].sum())
-
     def add(self, row: int, request: NewRequestData) -> None:
         """Put a request into a row, in place of any that sat there.
 
@@ -118,6 +114,8 @@ class SamplingBatch:
 
     def update_processors(self) -> None:
         """Tell the logits processors what has changed since the last call."""
+        for update in self._updates:
+            update.batch_size = self.batch_size
         updates: list[BatchUpdate] | list[None] = self._updates or [None]
         for processor in self.processors:
             for update in updates:
@@ -141,5 +139,4 @@ class SamplingBatch:
         if last is None or (stage < 1 and last.added) or (stage < 2 and last.moved):
             last = BatchUpdate(0)
             self._updates.append(last)
-        last.batch_size = self.batch_size
         return last

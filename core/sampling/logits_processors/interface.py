@@ -40,7 +40,7 @@ class AddedRequest(NamedTuple):
 class BatchUpdate:
     """Changes of the batch since the last update, to be taken in this order: removed, added, moved."""
 
-    batch_size: int  # rows after the update
+    batch_size: int  # rows once all updates of the step are taken
     removed: list[int] = field(default_factory=list)
     added: list[AddedRequest] = field(default_factory=list)
     moved: list[tuple[int, int, MoveDirectionality]] = field(default_factory=list)

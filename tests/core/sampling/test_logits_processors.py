@@ -1,0 +1,108 @@
+"""Users' logits processors: loaded by path, told of every change, applied line by line to the right requests."""
+
+import random
+
+import pytest
+import torch
+from sampler_driver import Loop, OnlyMultiplesProcessor, generate_alone, new_request, sample_rows, vllm_config
+
+from corespan.core.sampling.logits_processors import LogitsProcessor
+from corespan.core.sampling.metadata import SamplingBatch
+from corespan.protocol.params import SamplingParams
+
+VOCAB = 120
+MULTIPLES = "sampler_driver:OnlyMultiplesProcessor"
+SHARPENING = "sampler_driver:SharpeningProcessor"
+
+
+def multiples_of(number: int, **fields: object) -> SamplingParams:
+    return SamplingParams(extra_args={"multiple": number}, **fields)
+
+
+def test_a_processor_changes_the_rows_that_ask_for_it() -> None:
+    logits = torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(0))
+    params = [multiples_of(7), SamplingParams(temperature=0), multiples_of(11, temperature=0)]
+    drawn = sample_rows(logits, params, logits_processors=[MULTIPLES])
+    assert drawn.token_ids[0] % 7 == 0
+    assert drawn.token_ids[1] == logits[1].argmax()
+    assert drawn.token_ids[2] % 11 == 0
+
+
+def test_a_processor_sees_output_tokens_as_they_grow() -> None:
+    tokens = generate_alone(new_request(multiples_of(2)), 5, VOCAB, logits_processors=[MULTIPLES])
+    assert [token_id % (2 + count) for count, token_id in enumerate(tokens[3:])] == [0] * 5
+
+
+def test_state_follows_requests_that_move_while_some_rows_wait() -> None:
+    requests = [new_request(multiples_of(2 + index), seed=index, prompt=[index + 1, 5]) for index in range(6)]
+    chance, loop, present = random.Random(3), Loop(VOCAB, logits_processors=[MULTIPLES, SHARPENING]), {}
+    for row, request in zip((3, 0, 7, 5, 9, 1), requests, strict=True):
+        loop.add(row, request)
+        present[row] = request
+    for _ in range(40):
+        source = chance.choice(sorted(present))
+        target = chance.choice([row for row in range(12) if row not in present])
+        loop.move(source, target)
+        present[target] = present.pop(source)
+        first, second = chance.sample(sorted(present), 2)
+        loop.swap(first, second)
+        present[first], present[second] = present[second], present[first]
+        loop.step(chance.sample(sorted(present), chance.randint(1, 6)))
+    for row, request in present.items():
+        tokens = loop.remove(row)
+        alone = generate_alone(request, len(tokens) - 2, VOCAB, logits_processors=[MULTIPLES, SHARPENING])
+        assert tokens == alone
+
+
+def test_a_processor_sees_a_line_for_every_row_and_the_vocabulary_unpadded() -> None:
+    loop = Loop(VOCAB, logits_processors=[MULTIPLES])
+    for row in (0, 4):
+        loop.add(row, new_request(multiples_of(3)))
+    loop.step([4])
+    processor = next(p for p in loop.batch.processors if isinstance(p, OnlyMultiplesProcessor))
+    assert processor.shapes == [(5, VOCAB)]
+
+
+def test_an_argmax_invariant_processor_works_on_scaled_logits() -> None:
+    logits = torch.randn(2, VOCAB, generator=torch.Generator().manual_seed(0)) * 2
+    params = [SamplingParams(logprobs=-1, extra_args={"sharpen": 3.0}), SamplingParams(logprobs=-1)]
+    arrays = sample_rows(logits, params, mode="processed_logprobs", logits_processors=[SHARPENING]).logprobs
+    assert arrays is not None
+    for row, sharpen in ((0, 3.0), (1, 1.0)):
+        expected = torch.log_softmax((logits[row] - logits[row].max()) * sharpen, 0)
+        assert arrays.logprobs[row] == pytest.approx(expected[arrays.token_ids[row].tolist()].numpy(), abs=1e-4)
+
+
+def test_a_request_the_processor_refuses_is_refused_without_a_trace() -> None:
+    batch = SamplingBatch(vllm_config(VOCAB, logits_processors=[MULTIPLES]), 4)
+    batch.add(1, new_request(multiples_of(3)))
+    with pytest.raises(ValueError, match="must not be 0"):
+        batch.add(2, new_request(multiples_of(0)))
+    assert batch.batch_size == 2
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("no_colon", "write it as"),
+        ("no.such.module:Class", "cannot be imported"),
+        ("sampler_driver:NoSuchClass", "cannot be imported"),
+        ("sampler_driver:MadeUpModel", "not a subclass of LogitsProcessor"),
+        ("sampler_driver:vllm_config", "not a subclass of LogitsProcessor"),
+    ],
+)
+def test_a_path_that_does_not_lead_to_a_processor_is_an_error_that_names_it(path: str, message: str) -> None:
+    with pytest.raises(ValueError, match=f"{path}.*{message}"):
+        SamplingBatch(vllm_config(VOCAB, logits_processors=[path]), 1)
+
+
+def test_the_builtin_processors_implement_the_public_interface() -> None:
+    batch = SamplingBatch(vllm_config(VOCAB), 1)
+    assert len(batch.processors) == 5
+    batch.add(0, new_request(SamplingParams(logit_bias={5: 2.0}, min_p=0.5, allowed_token_ids=[5, 6])))
+    batch.update_processors()
+    logits = torch.zeros(1, VOCAB)
+    for processor in batch.processors:
+        assert isinstance(processor, LogitsProcessor)
+        logits = processor.apply(logits)
+    assert torch.isfinite(logits).nonzero().tolist() == [[0, 5]]
