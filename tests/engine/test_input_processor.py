@@ -1,0 +1,214 @@
+"""Requests are complete when they leave the caller, and what cannot be served does not leave."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from text_pipeline import VOCAB_SIZE, make_config
+from tiny_llama import EOS_TOKEN_ID, write_tokenizer
+
+from corespan.engine.input_processor import InputProcessor
+from corespan.engine.tokenizer import Tokenizer, load_tokenizer
+from corespan.protocol.errors import VLLMValidationError
+from corespan.protocol.params import SamplingParams, StructuredOutputsParams
+from corespan.protocol.requests import EngineCoreRequest
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    write_tokenizer(folder)
+    return load_tokenizer(str(folder))
+
+
+Process = Callable[..., EngineCoreRequest]
+
+
+@pytest.fixture
+def process(tokenizer: Tokenizer) -> Process:
+    processor = InputProcessor(make_config(max_model_len=32), tokenizer)
+
+    def process(prompt: Any = "Once", request_id: Any = "r", params: Any = None, **options: Any) -> EngineCoreRequest:
+        return processor.process_inputs(request_id, prompt, params or SamplingParams(), **options)[0]
+
+    return process
+
+
+def test_the_request_carries_what_was_given(process: Process) -> None:
+    prompt = {"prompt_token_ids": [5, 6], "cache_salt": "mine"}
+    request = process(prompt, priority=3, trace_headers={"traceparent": "00-1"}, arrival_time=12.5)
+    assert (request.request_id, request.prompt_token_ids, request.cache_salt) == ("r", [5, 6], "mine")
+    assert (request.priority, request.trace_headers, request.arrival_time) == (3, {"traceparent": "00-1"}, 12.5)
+
+
+def test_the_prompts_text_comes_beside_the_request(tokenizer: Tokenizer) -> None:
+    processor = InputProcessor(make_config(), tokenizer)
+    assert processor.process_inputs("r", "Once", SamplingParams())[1] == "Once"
+    assert processor.process_inputs("r", [5, 6], SamplingParams())[1] is None
+
+
+def test_the_callers_params_are_not_touched(process: Process) -> None:
+    params = SamplingParams(max_tokens=None, stop_token_ids=[7], bad_words=["fox"])
+    before = repr(params)
+    request = process(params=params)
+    request.sampling_params.stop_token_ids.append(8)  # type: ignore[union-attr]
+    assert repr(params) == before
+
+
+@pytest.mark.parametrize("num_prompt_tokens", [1, 30, 31])
+def test_max_tokens_none_is_filled_with_the_room_there_is(process: Process, num_prompt_tokens: int) -> None:
+    request = process([5] * num_prompt_tokens, params=SamplingParams(max_tokens=None))
+    assert request.sampling_params.max_tokens == 32 - num_prompt_tokens
+
+
+def test_a_larger_max_tokens_than_there_is_room_for_is_left_to_the_core(process: Process) -> None:
+    assert process([5] * 31, params=SamplingParams(max_tokens=1000)).sampling_params.max_tokens == 1000
+
+
+def test_the_seed_decides_the_noise_and_without_one_it_is_fresh(process: Process) -> None:
+    assert process(params=SamplingParams(seed=42)).noise_seed == 42
+    assert process(params=SamplingParams(seed=-5)).noise_seed == 2**64 - 5
+    assert process().noise_seed != process().noise_seed
+
+
+def test_every_end_token_of_the_model_stops_or_is_ignored(tokenizer: Tokenizer) -> None:
+    config = make_config(generation_config={"eos_token_id": [EOS_TOKEN_ID, 9]})
+    processor = InputProcessor(config, tokenizer)
+    params = processor.process_inputs("r", "Once", SamplingParams())[0].sampling_params
+    assert (params.eos_token_id, params.stop_token_ids) == (EOS_TOKEN_ID, [9])
+    given = SamplingParams(ignore_eos=True, stop_token_ids=[11])
+    ignoring = processor.process_inputs("r", "Once", given)[0].sampling_params
+    assert (ignoring.eos_token_id, ignoring.stop_token_ids) == (None, [11])
+    assert params.all_stop_token_ids == {EOS_TOKEN_ID, 9} and ignoring.all_stop_token_ids == {EOS_TOKEN_ID, 9, 11}
+
+
+def test_without_a_generation_config_the_models_config_names_the_end_token() -> None:
+    config = make_config(hf_config={"vocab_size": VOCAB_SIZE, "hidden_size": 8, "eos_token_id": 9})
+    params = InputProcessor(config, None).process_inputs("r", [5], SamplingParams())[0].sampling_params
+    assert params.stop_token_ids == [9]
+
+
+def test_bad_words_are_encoded(process: Process) -> None:
+    assert process(params=SamplingParams(bad_words=["fox"])).sampling_params.bad_words_token_ids
+
+
+def test_params_and_call_both_may_truncate_the_prompt(process: Process) -> None:
+    ids = list(range(5, 45))
+    assert process(ids, params=SamplingParams(truncate_prompt_tokens=3)).prompt_token_ids == [42, 43, 44]
+    assert process(ids, tokenization_kwargs={"truncate_prompt_tokens": 2}).prompt_token_ids == [43, 44]
+    assert len(process(ids, params=SamplingParams(truncate_prompt_tokens=-1)).prompt_token_ids) == 31
+    rendered = {"type": "token", "prompt_token_ids": ids, "arrival_time": 1.0}
+    assert process(rendered, params=SamplingParams(truncate_prompt_tokens=3)).prompt_token_ids == [42, 43, 44]
+
+
+@pytest.mark.parametrize("length", [32, 33, 1000])
+def test_a_prompt_without_room_for_a_token_is_refused_with_both_numbers(process: Process, length: int) -> None:
+    with pytest.raises(VLLMValidationError, match=rf"{length} tokens.*max_model_len 32"):
+        process([5] * length)
+    assert len(process([5] * 31).prompt_token_ids) == 31
+
+
+def test_a_megabyte_of_text_is_refused_with_its_length(process: Process) -> None:
+    with pytest.raises(VLLMValidationError, match=r"\d{5,} tokens.*32"):
+        process("word " * 200_000)
+
+
+@pytest.mark.parametrize("prompt", [[], {"prompt_token_ids": []}])
+def test_an_empty_prompt_is_refused(process: Process, prompt: Any) -> None:
+    with pytest.raises(ValueError, match="empty"):
+        process(prompt)
+    with pytest.raises(ValueError, match="empty"):
+        process([5], tokenization_kwargs={"truncate_prompt_tokens": 0})
+
+
+def test_an_empty_text_is_fine_where_the_begin_token_makes_it_one_token(
+    process: Process, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    assert len(process("").prompt_token_ids) == 1
+    folder = tmp_path_factory.mktemp("no_bos")
+    write_tokenizer(folder, add_bos=False)
+    processor = InputProcessor(make_config(), load_tokenizer(str(folder)))
+    with pytest.raises(ValueError, match="empty"):
+        processor.process_inputs("r", "", SamplingParams())
+
+
+@pytest.mark.parametrize("token_id", [VOCAB_SIZE, VOCAB_SIZE + 1, -1, -(2**70), 2**40, 2**70])
+@pytest.mark.parametrize("position", [0, 1, 2])
+def test_a_token_id_outside_the_vocabulary_is_refused(process: Process, token_id: int, position: int) -> None:
+    ids = [5, 5, 5]
+    ids[position] = token_id
+    with pytest.raises(VLLMValidationError, match=rf"{token_id}.*0\.\.{VOCAB_SIZE - 1}"):
+        process(ids)
+    assert process([VOCAB_SIZE - 1, 0]).prompt_token_ids == [VOCAB_SIZE - 1, 0]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"logit_bias": {VOCAB_SIZE: 1.0}},
+        {"allowed_token_ids": [VOCAB_SIZE]},
+        {"stop_token_ids": [VOCAB_SIZE]},
+        {"logprob_token_ids": [VOCAB_SIZE]},
+        {"logprobs": 10**6},
+        {"prompt_logprobs": 10**6},
+        {"logprobs": 21},
+        {"bad_words": [""]},
+        {"structured_outputs": {"regex": "("}},
+        {"structured_outputs": {"json": '{"type": '}},
+    ],
+)
+def test_params_beyond_the_model_are_refused_by_name(process: Process, fields: dict[str, Any]) -> None:
+    (name,) = fields
+    with pytest.raises(ValueError, match=name):
+        if name == "structured_outputs":
+            fields = {name: StructuredOutputsParams(**fields[name])}
+        process(params=SamplingParams(**fields))
+
+
+def test_a_bias_that_is_no_number_never_becomes_a_request() -> None:
+    with pytest.raises(ValueError, match="logit_bias"):
+        SamplingParams(logit_bias={5: math.nan})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"request_id": 5},
+        {"request_id": None},
+        {"params": {"temperature": 0}},
+        {"priority": "high"},
+        {"priority": True},
+        {"priority": 1.5},
+        {"trace_headers": {"traceparent": 5}},
+    ],
+)
+def test_arguments_of_the_wrong_type_are_type_errors(process: Process, options: dict[str, Any]) -> None:
+    with pytest.raises(TypeError):
+        process(**options)
+
+
+def test_values_that_cannot_travel_are_refused(process: Process) -> None:
+    with pytest.raises(ValueError, match="surrogate"):
+        process(request_id="\ud800")
+    with pytest.raises(ValueError, match="priority"):
+        process(priority=2**63)
+
+
+def test_internal_ids_are_unique_and_keep_the_callers_id(tokenizer: Tokenizer) -> None:
+    processor = InputProcessor(make_config(), tokenizer)
+    requests = [processor.process_inputs("same", "Once", SamplingParams())[0] for _ in range(2)]
+    for request in requests:
+        processor.assign_request_id(request)
+        assert request.external_req_id == "same" and request.request_id.startswith("same-")
+        with pytest.raises(ValueError, match="same"):
+            processor.assign_request_id(request)
+    assert requests[0].request_id != requests[1].request_id
+
+
+def test_ids_stay_the_callers_when_randomisation_is_off(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_DISABLE_REQUEST_ID_RANDOMIZATION", "1")
+    processor = InputProcessor(make_config(), tokenizer)
+    request, _ = processor.process_inputs("mine", "Once", SamplingParams())
+    processor.assign_request_id(request)
+    assert request.request_id == request.external_req_id == "mine"

@@ -1,0 +1,418 @@
+"""Prompts of every form, and what is no prompt; conversations through chat templates, as transformers renders them."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from text_pipeline import make_config
+from tiny_llama import write_tokenizer
+
+from corespan.engine.renderer import ChatParams, Renderer, TokenizeParams, to_conversation_list, to_prompt_list
+from corespan.engine.tokenizer import Tokenizer, load_tokenizer
+from corespan.protocol.errors import VLLMValidationError
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    write_tokenizer(folder)
+    return load_tokenizer(str(folder))
+
+
+MakeRenderer = Callable[..., Renderer]
+
+
+@pytest.fixture
+def renderer(tokenizer: Tokenizer) -> Renderer:
+    return Renderer(make_config().model_config, tokenizer)
+
+
+@pytest.fixture
+def embeds_renderer(tokenizer: Tokenizer) -> Renderer:
+    return Renderer(make_config(enable_prompt_embeds=True).model_config, tokenizer)
+
+
+def test_a_batch_is_told_from_a_token_prompt_by_its_first_element() -> None:
+    assert to_prompt_list("text") == ["text"]
+    assert to_prompt_list({"prompt": "text"}) == [{"prompt": "text"}]
+    assert to_prompt_list([1, 2]) == [[1, 2]]
+    assert to_prompt_list([[1, 2], "text", {"prompt": "x"}]) == [[1, 2], "text", {"prompt": "x"}]
+    assert to_prompt_list(("a", "b")) == ["a", "b"]
+    assert to_prompt_list([]) == []
+    for wrong in (None, 5, b"bytes", {"a"}):
+        with pytest.raises(TypeError, match="prompts must be"):
+            to_prompt_list(wrong)
+
+
+def test_text_is_tokenised_with_its_special_tokens_and_kept(renderer: Renderer, tokenizer: Tokenizer) -> None:
+    for prompt in ("Once", {"prompt": "Once"}):
+        (rendered,) = renderer.render_cmpl([prompt])
+        assert rendered["prompt_token_ids"] == [tokenizer.bos_token_id, *tokenizer.encode("Once", False)]
+        assert rendered["prompt"] == "Once" and rendered["arrival_time"] > 0
+
+
+def test_token_prompts_stay_as_they_are(renderer: Renderer) -> None:
+    prompts: list[Any] = [[5, 6], {"prompt_token_ids": [5, 6]}, {"prompt_token_ids": np.array([5, 6])}]
+    for rendered in renderer.render_cmpl(prompts):
+        assert rendered["prompt_token_ids"] == [5, 6]
+        assert all(type(token_id) is int for token_id in rendered["prompt_token_ids"])
+        assert rendered.get("prompt") is None
+    (with_text,) = renderer.render_cmpl([{"prompt_token_ids": [5], "prompt": "said so", "cache_salt": "s"}])
+    assert (with_text["prompt"], with_text["cache_salt"]) == ("said so", "s")
+
+
+def test_a_rendered_prompt_is_taken_as_it_is(renderer: Renderer) -> None:
+    (once,) = renderer.render_cmpl(["Once"])
+    (twice,) = renderer.render_cmpl([once])
+    assert twice == once
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        None,
+        5,
+        b"bytes",
+        {},
+        {"promt": "misspelt"},
+        {"prompt": 5},
+        {"prompt": b"bytes"},
+        {"prompt_token_ids": "12"},
+        {"prompt_token_ids": 7},
+        {"prompt_token_ids": [1.5]},
+        {"prompt_token_ids": [1, "2"]},
+        {"prompt_token_ids": [True]},
+        {"prompt_token_ids": [1, None]},
+        {"prompt": "x", "cache_salt": 5},
+        {"encoder_prompt": "a", "decoder_prompt": "b"},
+        ["not", "ids"],
+        (1, 2),
+        {"type": "token"},
+        {"type": "embeds", "prompt_token_ids": [0]},
+    ],
+)
+def test_what_is_no_prompt_is_a_type_error(renderer: Renderer, prompt: Any) -> None:
+    with pytest.raises(TypeError):
+        renderer.render_cmpl([prompt])
+
+
+@pytest.mark.parametrize(
+    ("prompt", "match"),
+    [
+        ("a lone \ud800 surrogate", "surrogate"),
+        ({"prompt": "x", "cache_salt": ""}, "cache_salt"),
+        ({"prompt": "x", "multi_modal_data": {"image": 1}}, "multi_modal_data"),
+        ({"prompt_embeds": np.zeros((2, 8))}, "enable_prompt_embeds"),
+        ({"type": "multimodal"}, "multimodal"),
+    ],
+)
+def test_a_prompt_this_model_cannot_be_given_is_a_value_error(renderer: Renderer, prompt: Any, match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        renderer.render_cmpl([prompt])
+
+
+def test_without_a_tokenizer_only_token_ids_will_do() -> None:
+    renderer = Renderer(make_config().model_config, None)
+    assert renderer.render_cmpl([[5, 6]])[0]["prompt_token_ids"] == [5, 6]
+    with pytest.raises(ValueError, match="tokenizer"):
+        renderer.render_cmpl(["text"])
+
+
+def test_embeddings_come_as_float32_rows_with_a_zero_id_each(embeds_renderer: Renderer) -> None:
+    import torch
+
+    values = np.arange(16, dtype=np.float64).reshape(2, 8)
+    for given in (values, values[None], torch.tensor(values, dtype=torch.bfloat16), torch.tensor(values[None])):
+        (rendered,) = embeds_renderer.render_cmpl([{"prompt_embeds": given}])
+        assert rendered["type"] == "embeds" and rendered["prompt_token_ids"] == [0, 0]
+        assert rendered["prompt_embeds"].dtype == np.float32
+        assert np.array_equal(rendered["prompt_embeds"], values)
+
+
+@pytest.mark.parametrize(
+    ("embeds", "match"),
+    [
+        (np.zeros((2, 7)), "shape"),
+        (np.zeros(8), "shape"),
+        (np.zeros((2, 2, 8)), "shape"),
+        (np.full((2, 8), np.nan), "NaN"),
+    ],
+)
+def test_embeddings_of_the_wrong_shape_or_value_are_refused(
+    embeds_renderer: Renderer, embeds: np.ndarray, match: str
+) -> None:
+    with pytest.raises(ValueError, match=match):
+        embeds_renderer.render_cmpl([{"prompt_embeds": embeds}])
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "kept"),
+    [
+        ({"truncate_prompt_tokens": 3}, [8, 9, 10]),
+        ({"truncate_prompt_tokens": 3, "truncation_side": "right"}, [1, 2, 3]),
+        ({"truncate_prompt_tokens": 20}, list(range(1, 11))),
+        ({"truncate_prompt_tokens": -1}, list(range(1, 11))),
+        ({"truncate_prompt_tokens": 0}, []),
+        ({"truncate_prompt_tokens": None}, list(range(1, 11))),
+    ],
+)
+def test_truncation_keeps_the_end_unless_told_otherwise(
+    renderer: Renderer, kwargs: dict[str, Any], kept: list[int]
+) -> None:
+    (rendered,) = renderer.render_cmpl([list(range(1, 11))], TokenizeParams().with_kwargs(kwargs))
+    assert rendered["prompt_token_ids"] == kept
+
+
+def test_truncation_to_what_the_model_can_take_leaves_room_for_a_token(renderer: Renderer) -> None:
+    (rendered,) = renderer.render_cmpl([[7] * 500], TokenizeParams(truncate_prompt_tokens=-1))
+    assert len(rendered["prompt_token_ids"]) == 127
+    with pytest.raises(VLLMValidationError, match="128") as caught:
+        renderer.render_cmpl([[7]], TokenizeParams(truncate_prompt_tokens=128))
+    assert caught.value.parameter == "truncate_prompt_tokens"
+
+
+@pytest.mark.parametrize("count", [-2, 1.5, "3", True])
+def test_a_wrong_number_of_tokens_to_keep_is_refused(count: Any) -> None:
+    with pytest.raises(VLLMValidationError, match="truncate_prompt_tokens"):
+        TokenizeParams(truncate_prompt_tokens=count)
+
+
+def test_a_wrong_side_is_refused_and_unknown_options_are_named_in_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(VLLMValidationError, match="middle"):
+        TokenizeParams().with_kwargs({"truncation_side": "middle"})
+    assert TokenizeParams().with_kwargs({"no_such_option": 1}) == TokenizeParams()
+    assert "no_such_option" in caplog.text
+
+
+def test_a_megabyte_of_text_is_tokenised_whole(renderer: Renderer) -> None:
+    for text in ("word " * 200_000, "a" * 1_000_000):
+        (rendered,) = renderer.render_cmpl([text])
+        assert renderer.tokenizer is not None
+        assert renderer.tokenizer.decode(rendered["prompt_token_ids"]) == text
+
+
+# Chat
+
+
+USER = {"role": "user", "content": "Hi there"}
+SYSTEM = {"role": "system", "content": "Be brief."}
+ASSISTANT = {"role": "assistant", "content": "Hello! "}
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": 'Weather at a "place" <b>now</b> – é',
+        "parameters": {"type": "object", "properties": {"place": {"type": "string"}}, "required": ["place"]},
+    },
+}
+CALL = {
+    "role": "assistant",
+    "content": None,
+    "tool_calls": [{"type": "function", "function": {"name": "get_weather", "arguments": {"place": "Párís"}}}],
+}
+
+SMOLLM2 = (
+    "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
+    "{{ '<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n' }}"
+    "{% endif %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+LLAMA2 = (
+    "{% if messages[0]['role'] == 'system' %}{% set loop_messages = messages[1:] %}"
+    "{% set system_message = messages[0]['content'] %}{% else %}{% set loop_messages = messages %}"
+    "{% set system_message = false %}{% endif %}{% for message in loop_messages %}"
+    "{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}{% endif %}"
+    "{% if loop.index0 == 0 and system_message != false %}"
+    "{% set content = '<<SYS>>\\n' + system_message + '\\n<</SYS>>\\n\\n' + message['content'] %}"
+    "{% else %}{% set content = message['content'] %}{% endif %}{% if message['role'] == 'user' %}"
+    "{{ bos_token + '[INST] ' + content.strip() + ' [/INST]' }}{% elif message['role'] == 'assistant' %}"
+    "{{ ' '  + content.strip() + ' ' + eos_token }}{% endif %}{% endfor %}"
+)
+QWEN_LIKE = """
+{%- if tools %}
+    {{- '<|im_start|>system\\n' }}
+    {%- if messages[0].role == 'system' %}
+        {{- messages[0].content + '\\n\\n' }}
+    {%- endif %}
+    {{- "# Tools\\n<tools>" }}
+    {%- for tool in tools %}
+        {{- "\\n" }}
+        {{- tool | tojson }}
+    {%- endfor %}
+    {{- "\\n</tools><|im_end|>\\n" }}
+{%- endif %}
+{%- set ns = namespace(count=0, last=none) %}
+{%- for message in messages %}
+    {%- if message.role == 'system' and tools %}{% continue %}{% endif %}
+    {%- set ns.count = ns.count + 1 %}
+    {{- '<|im_start|>' + message.role }}
+    {%- if message.content is string %}
+        {{- '\\n' + message.content | trim }}
+    {%- endif %}
+    {%- for call in message.tool_calls or [] %}
+        {{- '\\n<tool_call>' + (call.function.arguments | tojson(indent=2)) + '</tool_call>' }}
+    {%- endfor %}
+    {% generation %}{{- '<|im_end|>\\n' }}{% endgeneration %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+    {%- if enable_thinking is defined and enable_thinking is false %}
+        {{- '<think>\\n\\n</think>\\n\\n' }}
+    {%- endif %}
+{%- endif %}
+{{- ns.count }}
+"""
+PARTS = (
+    "{% for message in messages %}{{ message.role }}:"
+    "{% if message.content is string %}{{ message.content }}{% else %}"
+    "{% for part in message.content %}[{{ part.type }}:{{ part.text }}]{% endfor %}{% endif %};{% endfor %}"
+)
+
+TEMPLATES = {"smollm2": SMOLLM2, "llama2": LLAMA2, "qwen": QWEN_LIKE, "parts": PARTS}
+CONVERSATIONS = {
+    "user": [USER],
+    "system": [SYSTEM, USER],
+    "turns": [USER, ASSISTANT, {"role": "user", "content": "  And é 日本 <|im_end|>? "}],
+}
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    from transformers import AutoTokenizer
+
+    folder = tmp_path_factory.mktemp("reference")
+    write_tokenizer(folder)
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+    return AutoTokenizer.from_pretrained(str(folder))
+
+
+def rendered_chat(renderer: Renderer, messages: list[Any], **params: Any) -> tuple[str, list[int]]:
+    _, (rendered,) = renderer.render_chat([messages], ChatParams(**params))
+    return rendered["prompt"] or "", rendered["prompt_token_ids"]
+
+
+@pytest.mark.parametrize("conversation", CONVERSATIONS)
+@pytest.mark.parametrize("template", TEMPLATES)
+@pytest.mark.parametrize("add_generation_prompt", [True, False])
+def test_conversations_render_as_in_transformers(
+    renderer: Renderer, reference: Any, template: str, conversation: str, add_generation_prompt: bool
+) -> None:
+    messages = CONVERSATIONS[conversation]
+    options = {"chat_template": TEMPLATES[template], "add_generation_prompt": add_generation_prompt}
+    text, token_ids = rendered_chat(renderer, messages, **options)
+    assert text == reference.apply_chat_template(messages, tokenize=False, **options)
+    assert token_ids == reference.apply_chat_template(messages, tokenize=True, return_dict=False, **options)
+
+
+def test_the_models_own_template_is_used_by_default(renderer: Renderer, reference: Any) -> None:
+    expected = reference.apply_chat_template([USER], tokenize=False, add_generation_prompt=True)
+    assert rendered_chat(renderer, [USER])[0] == expected
+
+
+def test_tools_and_tool_calls_render_as_in_transformers(renderer: Renderer, reference: Any) -> None:
+    messages = [SYSTEM, USER, CALL, {"role": "tool", "content": "sunny"}]
+    options = {"chat_template": QWEN_LIKE, "tools": [WEATHER], "add_generation_prompt": True}
+    text, _ = rendered_chat(renderer, messages, **options)
+    assert text == reference.apply_chat_template(messages, tokenize=False, **options)
+    assert '"Weather at a \\"place\\" <b>now</b> – é"' in text
+
+
+def test_tool_arguments_in_json_text_reach_the_template_as_data(renderer: Renderer) -> None:
+    as_text = {**CALL, "tool_calls": [{"function": {"name": "get_weather", "arguments": '{"place": "Párís"}'}}]}
+    given = [rendered_chat(renderer, [USER, call], chat_template=QWEN_LIKE)[0] for call in (CALL, as_text)]
+    assert given[0] == given[1]
+
+
+def test_template_kwargs_reach_the_template(renderer: Renderer, reference: Any) -> None:
+    options = {"chat_template": QWEN_LIKE, "add_generation_prompt": True}
+    text, _ = rendered_chat(renderer, [USER], chat_template_kwargs={"enable_thinking": False}, **options)
+    assert "<think>" in text
+    assert text == reference.apply_chat_template([USER], tokenize=False, enable_thinking=False, **options)
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+@pytest.mark.parametrize("content", ["Hello! ", "Hello!", "  \n"])
+def test_the_final_message_is_left_open_as_in_transformers(
+    renderer: Renderer, reference: Any, template: str, content: str
+) -> None:
+    messages = [USER, {"role": "assistant", "content": content}]
+    options = {"chat_template": TEMPLATES[template], "continue_final_message": True, "add_generation_prompt": False}
+    text, _ = rendered_chat(renderer, messages, **options)
+    assert text == reference.apply_chat_template(messages, tokenize=False, **options)
+
+
+def test_text_parts_are_joined_for_templates_that_want_text(renderer: Renderer) -> None:
+    message = {"role": "user", "content": [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]}
+    assert "one\ntwo<|im_end|>" in rendered_chat(renderer, [message], chat_template=SMOLLM2)[0]
+    assert rendered_chat(renderer, [message], chat_template=PARTS)[0] == "user:[text:one][text:two];"
+    text, _ = rendered_chat(renderer, [message], chat_template=PARTS, chat_template_content_format="string")
+    assert text == "user:one\ntwo;"
+
+
+def test_a_template_that_writes_the_begin_token_gives_exactly_one(renderer: Renderer, tokenizer: Tokenizer) -> None:
+    _, token_ids = rendered_chat(renderer, [USER], chat_template="{{ bos_token }}{{ messages[0].content }}")
+    assert token_ids.count(tokenizer.bos_token_id or 0) == 1 and token_ids[0] == tokenizer.bos_token_id
+
+
+def test_the_callers_messages_are_not_changed(renderer: Renderer) -> None:
+    messages = [dict(USER), {"role": "assistant", "content": [{"type": "text", "text": "Hel"}]}]
+    rendered_chat(renderer, messages, continue_final_message=True, add_generation_prompt=False)
+    assert messages == [USER, {"role": "assistant", "content": [{"type": "text", "text": "Hel"}]}]
+
+
+def test_without_a_template_the_error_says_to_pass_one(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path, chat_template=None)
+    renderer = Renderer(make_config().model_config, load_tokenizer(str(tmp_path)))
+    with pytest.raises(ValueError, match="pass one as chat_template"):
+        rendered_chat(renderer, [USER])
+    assert rendered_chat(renderer, [USER], chat_template="{{ messages[0].content }}")[0] == "Hi there"
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ raise_exception('no such role') }}",
+        "{% if %}",
+        "{{ messages[0].content.missing.deeper }}",
+        "{{ 1 / 0 }}",
+        "{{ messages[0].content + 5 }}",
+        "{% for i in range(10**9) %}x{% endfor %}",
+        "{{ ''.__class__.__mro__ }}",
+        "{{ messages.append(1) }}",
+    ],
+)
+def test_a_template_that_fails_is_a_value_error(renderer: Renderer, template: str) -> None:
+    with pytest.raises(ValueError, match="chat template"):
+        rendered_chat(renderer, [USER], chat_template=template)
+
+
+@pytest.mark.parametrize(
+    ("messages", "options", "error"),
+    [
+        ([], {}, ValueError),
+        ([{"content": "no role"}], {}, ValueError),
+        (["text"], {}, TypeError),
+        ([USER, None], {}, TypeError),
+        ([{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}], {}, ValueError),
+        ([USER], {"continue_final_message": True}, ValueError),
+        ([{"role": "user"}], {"continue_final_message": True, "add_generation_prompt": False}, ValueError),
+        ([{"role": "user", "content": "\ud800"}], {}, ValueError),
+    ],
+)
+def test_messages_that_will_not_do_are_refused(
+    renderer: Renderer, messages: list[Any], options: dict[str, Any], error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        rendered_chat(renderer, messages, **options)
+
+
+def test_one_conversation_is_told_from_several() -> None:
+    assert to_conversation_list([USER]) == [[USER]]
+    assert to_conversation_list([[USER], [SYSTEM, USER]]) == [[USER], [SYSTEM, USER]]
+    assert to_conversation_list([]) == []
+    for wrong in ("text", None, {"role": "user"}):
+        with pytest.raises(TypeError, match="messages"):
+            to_conversation_list(wrong)
