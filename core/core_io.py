@@ -8,8 +8,9 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
+import msgspec
 import zmq
 
 from ..protocol.codec import Buffer, MsgpackDecoder, MsgpackEncoder
@@ -21,6 +22,7 @@ from .scheduler.request import Request
 
 logger = logging.getLogger("corespan.core")
 
+F = TypeVar("F")
 InputQueue = queue.SimpleQueue[tuple[EngineCoreRequestType, object]]
 ZmqContext = zmq.Context[zmq.Socket[bytes]]
 
@@ -34,6 +36,8 @@ class RequestIntake(Protocol):
     def preprocess_add_request(self, request: EngineCoreRequest) -> Request: ...
 
     def fail_request(self, request_id: str, client_index: int, error: Exception) -> None: ...
+
+    def fail_call(self, client_index: int, call_id: int, error: Exception) -> None: ...
 
 
 class InputThread(threading.Thread):
@@ -90,9 +94,7 @@ class InputThread(threading.Thread):
             elif request_type is EngineCoreRequestType.ABORT:
                 self._abort(self._abort_decoder.decode(frames[1:]))
             elif request_type is EngineCoreRequestType.UTILITY:
-                call = self._utility_decoder.decode(frames[1:])
-                call.client_index = client_index
-                self._intake.input_queue.put((request_type, call))
+                self._call(client_index, frames[1:])
             else:
                 logger.error("Dropped a message of type %s from client %d", request_type.name, client_index)
         except (ProtocolError, ValueError) as error:
@@ -102,7 +104,7 @@ class InputThread(threading.Thread):
         try:
             request = self._add_decoder.decode(frames)
         except ProtocolError as error:
-            self._intake.fail_request(_readable_request_id(frames), client_index, error)
+            self._intake.fail_request(_readable_field(frames, 0, str), client_index, error)
             return
         request.client_index = client_index
         try:
@@ -112,18 +114,30 @@ class InputThread(threading.Thread):
             return
         self._intake.input_queue.put((EngineCoreRequestType.ADD, prepared))
 
+    def _call(self, client_index: int, frames: list[Buffer]) -> None:
+        try:
+            call = self._utility_decoder.decode(frames)
+        except ProtocolError as error:
+            self._intake.fail_call(client_index, _readable_field(frames, 1, int), error)
+            return
+        call.client_index = client_index
+        self._intake.input_queue.put((EngineCoreRequestType.UTILITY, call))
+
     def _abort(self, request_ids: list[str]) -> None:
         """Twice: at once, between the model's run and its output, and in order, behind the request it may belong to."""
         self._intake.abort_queue.put(request_ids)
         self._intake.input_queue.put((EngineCoreRequestType.ABORT, request_ids))
 
 
-def _readable_request_id(frames: list[Buffer]) -> str:
-    """The id in an ADD message that is otherwise not to be understood. Raises ProtocolError where there is none."""
-    fields = MsgpackDecoder(list[object]).decode(frames)
-    if not fields or not isinstance(fields[0], str):
-        raise ProtocolError("an ADD message without a request id")
-    return fields[0]
+def _readable_field(frames: list[Buffer], index: int, field_type: type[F]) -> F:
+    """One field of a message that as a whole is not to be understood: whom to tell. Raises ProtocolError without it."""
+    try:
+        field = msgspec.msgpack.decode(frames[0], type=list)[index]
+    except (IndexError, RecursionError, msgspec.MsgspecError) as error:
+        raise ProtocolError(f"a message that cannot be read: {error}") from error
+    if not isinstance(field, field_type):
+        raise ProtocolError(f"a message whose field {index} is no {field_type.__name__}")
+    return field
 
 
 class DeadSentinel(NamedTuple):

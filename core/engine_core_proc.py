@@ -186,6 +186,10 @@ class EngineCoreProc(EngineCore):
         else:
             self._answer(call, UtilityOutput(call.call_id, result=result))
 
+    def fail_call(self, client_index: int, call_id: int, error: Exception) -> None:
+        """Answers a call that could not be read."""
+        self._send(client_index, EngineCoreOutputs(utility_output=failed_call(call_id, error)))
+
     def _answer(self, call: UtilityRequest, answer: UtilityOutput) -> None:
         self._send(call.client_index, EngineCoreOutputs(utility_output=answer))
 

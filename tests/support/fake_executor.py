@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -144,10 +145,14 @@ class FakeExecutor(Executor):
 
 
 class FailingExecutor(FakeExecutor):
-    """Does at start what `hf_config["fake"]["start"]` says: raise, exit, kill or hang."""
+    """Does at start what `hf_config["fake"]["start"]` says: raise, exit, kill or hang. Before, it writes its process's
+    id to the FIFO `report`, if there is one.
+    """
 
     def __init__(self, vllm_config: VllmConfig) -> None:
         super().__init__(vllm_config)
+        if "report" in self.options:
+            Path(self.options["report"]).write_text(str(os.getpid()))
         action = self.options["start"]
         if action == "raise":
             raise ValueError("no such weights")

@@ -1,0 +1,179 @@
+"""Programs of every shape can hold an engine, and however they end, the core and its sockets go with them."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import psutil
+import pytest
+from bridge import DEADLINE, request, tokens_of
+from leftovers import PATIENCE
+
+SUPPORT = str(Path(__file__).parents[1] / "support")
+EXPECTED = str(tokens_of(request("only")))
+
+GUARDLESS = "from bridge_script import generate_once; print(generate_once())"
+SERVING = """
+import sys
+from bridge_script import Bridge
+bridge = Bridge({kind!r})
+print(bridge.call("collective_rpc", "pid")[0], flush=True)
+"""
+
+
+@pytest.fixture
+def environment(tmp_path):
+    """For a program that has a folder for sockets of its own, seen by `sockets`."""
+    sockets = tempfile.mkdtemp(prefix="t")
+    path = os.pathsep.join(filter(None, [SUPPORT, os.environ.get("PYTHONPATH")]))
+    yield {**os.environ, "PYTHONPATH": path, "VLLM_RPC_BASE_PATH": sockets}
+    os.rmdir(sockets)
+
+
+def run(environment, *arguments, stdin=None):
+    done = subprocess.run(
+        [sys.executable, *arguments], env=environment, input=stdin, capture_output=True, text=True, timeout=DEADLINE
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def wait_for_end(pid):
+    """Returns once the process is gone; fails if it stays."""
+    try:
+        psutil.Process(pid).wait(PATIENCE)
+    except psutil.NoSuchProcess:
+        return
+
+
+def start_serving(environment, *lines, kind="sync_mp"):
+    """A program with a running engine that goes on with `lines`. Returns it and its core's pid."""
+    code = SERVING.format(kind=kind) + "\n".join(lines)
+    program = subprocess.Popen(
+        [sys.executable, "-c", code],
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    line = program.stdout.readline()
+    assert line, program.stderr.read()
+    return program, int(line)
+
+
+def test_a_script_without_a_guard_runs_once(environment, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(GUARDLESS)
+    assert run(environment, str(script)).split("\n") == [EXPECTED, ""]
+
+
+def test_a_program_on_the_command_line_or_on_stdin_runs_once(environment):
+    assert run(environment, "-c", GUARDLESS).split("\n") == [EXPECTED, ""]
+    assert run(environment, "-", stdin=GUARDLESS).split("\n") == [EXPECTED, ""]
+    assert run(environment, "-i", stdin=GUARDLESS).split("\n") == [EXPECTED, ""]
+
+
+def test_a_path_that_only_the_program_added_is_known_to_the_core(environment, tmp_path):
+    code = f"import sys; sys.path.insert(0, {SUPPORT!r}); {GUARDLESS}"
+    environment["PYTHONPATH"] = environment["PYTHONPATH"].replace(SUPPORT + os.pathsep, "")
+    assert run(environment, "-c", code) == f"{EXPECTED}\n"
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_a_daemonic_worker_can_hold_an_engine(environment, tmp_path, method):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import multiprocessing\n"
+        "from bridge_script import generate_once\n"
+        "if __name__ == '__main__':\n"
+        f"    with multiprocessing.get_context({method!r}).Pool(1) as pool:\n"
+        "        print(pool.apply(generate_once))\n"
+    )
+    assert run(environment, str(script)) == f"{EXPECTED}\n"
+
+
+def test_a_fork_of_the_program_leaves_the_engine_alone(environment):
+    code = (
+        "import os, gc\n"
+        "from bridge_script import Bridge, request\n"
+        "bridge = Bridge('async_mp')\n"
+        "first = bridge.generate(request('first'))\n"
+        "if os.fork() == 0:\n"
+        "    bridge.client.shutdown()\n"
+        "    del bridge\n"
+        "    gc.collect()\n"
+        "    raise SystemExit\n"
+        "os.wait()\n"
+        "print(bridge.generate(request('only'))['only'])\n"
+        "bridge.close()\n"
+    )
+    assert run(environment, "-c", code) == f"{EXPECTED}\n"
+
+
+@pytest.mark.parametrize("kind", ["sync_mp", "async_mp"])
+@pytest.mark.parametrize(
+    "ending",
+    ["", "sys.exit(0)", "raise ValueError('mine')", "import os; os._exit(0)", "del bridge; import gc; gc.collect()"],
+    ids=["end", "exit", "exception", "_exit", "collected"],
+)
+def test_the_core_goes_when_the_program_ends(environment, kind, ending):
+    program, core = start_serving(environment, ending, kind=kind)
+    program.communicate(timeout=DEADLINE)
+    wait_for_end(core)
+
+
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("doing", ["sys.stdin.read()", "bridge.get_output()"], ids=["idle", "waiting"])
+def test_the_core_goes_when_the_program_is_killed(environment, sent, doing):
+    program, core = start_serving(environment, doing)
+    os.killpg(program.pid, sent)
+    program.communicate(timeout=DEADLINE)
+    wait_for_end(core)
+
+
+def test_the_core_goes_though_a_fork_of_the_program_lives_on(environment):
+    program, core = start_serving(environment, "import os", "os.fork()", "sys.stdin.read()")
+    program.kill()
+    program.wait(DEADLINE)
+    wait_for_end(core)
+    program.communicate(timeout=DEADLINE)
+
+
+def test_dropping_a_client_ends_its_core(environment):
+    code = (
+        "from bridge_script import Bridge\n"
+        "from leftovers import Leftovers\n"
+        "leftovers = Leftovers()\n"
+        "for kind in ('sync_mp', 'async_mp'):\n"
+        "    bridge = Bridge(kind)\n"
+        "    bridge.call('is_sleeping')\n"
+        "    bridge.client = None\n"
+        "    if bridge.loop: bridge.loop.call_soon_threadsafe(bridge.loop.stop); bridge.thread.join()\n"
+        "print(leftovers.found())\n"
+    )
+    assert run(environment, "-c", code) == "[]\n"
+
+
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_the_core_goes_when_the_program_is_killed_while_it_loads(environment, tmp_path, sent):
+    reported = tmp_path / "pid"
+    os.mkfifo(reported)
+    code = (
+        "from bridge_script import Bridge\n"
+        f"Bridge('sync_mp', 'fake_executor:FailingExecutor', start='hang', report={str(reported)!r})\n"
+    )
+    program = subprocess.Popen(
+        [sys.executable, "-c", code], env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    core = int(reported.read_text())
+    os.killpg(program.pid, sent)
+    _, errors = program.communicate(timeout=DEADLINE)
+    assert program.returncode == -sent
+    if sent == signal.SIGINT:
+        assert errors.rstrip().endswith("KeyboardInterrupt")
+    wait_for_end(core)

@@ -1,0 +1,104 @@
+"""A start that fails is one exception of the fitting type, with the core's traceback, and nothing is left behind."""
+
+import os
+
+import pytest
+from bridge import Bridge, request, tokens_of
+from leftovers import Leftovers
+
+FAILING = "fake_executor:FailingExecutor"
+ALL_CLIENTS = pytest.mark.parametrize("kind", ["inproc", "sync_mp", "async_mp"])
+MP_CLIENTS = pytest.mark.parametrize("kind", ["sync_mp", "async_mp"])
+
+
+@ALL_CLIENTS
+def test_what_the_executor_raises_at_start_reaches_the_caller(kind):
+    leftovers = Leftovers()
+    with pytest.raises(ValueError, match="no such weights") as caught:
+        Bridge(kind, FAILING, start="raise")
+    if kind != "inproc":
+        assert "fake_executor.py" in "".join(caught.value.__notes__)
+    assert leftovers.found() == []
+
+
+@ALL_CLIENTS
+def test_an_executor_that_cannot_be_imported_is_an_import_error(kind):
+    with pytest.raises(ImportError, match="no_such_module"):
+        Bridge(kind, "no_such_module:Executor")
+
+
+@ALL_CLIENTS
+def test_a_cache_too_small_for_one_request_names_the_length_that_fits(kind):
+    leftovers = Leftovers()
+    with pytest.raises(ValueError, match="largest max_model_len that fits is 48"):
+        Bridge(kind, num_gpu_blocks_override=4)
+    assert leftovers.found() == []
+
+
+@MP_CLIENTS
+@pytest.mark.parametrize(("action", "cause"), [("exit", "exited with code 3"), ("kill", "killed by SIGKILL")])
+def test_a_core_that_vanishes_while_starting_is_an_error_at_once(kind, action, cause):
+    leftovers = Leftovers()
+    with pytest.raises(RuntimeError, match=cause):
+        Bridge(kind, FAILING, start=action)
+    assert leftovers.found() == []
+
+
+@MP_CLIENTS
+def test_a_start_that_takes_too_long_is_given_up(kind, monkeypatch):
+    leftovers = Leftovers()
+    monkeypatch.setenv("VLLM_ENGINE_READY_TIMEOUT_S", "2")
+    with pytest.raises(TimeoutError, match="VLLM_ENGINE_READY_TIMEOUT_S"):
+        Bridge(kind, FAILING, start="hang")
+    assert leftovers.found() == []
+
+
+@MP_CLIENTS
+def test_a_socket_folder_that_cannot_be_made_is_an_error_before_any_start(kind, monkeypatch, tmp_path):
+    monkeypatch.setenv("VLLM_RPC_BASE_PATH", str(tmp_path / "missing"))
+    with pytest.raises(FileNotFoundError, match="missing"):
+        Bridge(kind)
+    deep = tmp_path / ("x" * 100)
+    deep.mkdir()
+    monkeypatch.setenv("VLLM_RPC_BASE_PATH", str(deep))
+    with pytest.raises(ValueError, match="VLLM_RPC_BASE_PATH"):
+        Bridge(kind)
+    assert os.listdir(deep) == []
+
+
+@MP_CLIENTS
+def test_an_engine_starts_after_one_that_failed(kind):
+    with pytest.raises(ValueError):
+        Bridge(kind, FAILING, start="raise")
+    bridge = Bridge(kind)
+    fine = request("fine")
+    assert bridge.generate(fine)["fine"] == tokens_of(fine)
+    bridge.close()
+
+
+@ALL_CLIENTS
+def test_the_client_knows_the_figures_the_core_settled_on(kind):
+    bridge = Bridge(kind, num_gpu_blocks_override=20)
+    assert bridge.client.vllm_config.cache_config.num_gpu_blocks == 20
+    bridge.close()
+
+
+@ALL_CLIENTS
+def test_the_cache_is_no_larger_than_the_largest_batch_can_use(kind):
+    bridge = Bridge(kind, max_model_len=64, max_num_seqs=3)
+    assert bridge.client.vllm_config.cache_config.num_gpu_blocks == 1 + 3 * 4
+    bridge.close()
+
+
+@MP_CLIENTS
+def test_threads_of_the_core_follow_the_cores_that_are_there(kind, monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    bridge = Bridge(kind)
+    assert bridge.call("collective_rpc", "environment", None, ["OMP_NUM_THREADS"]) == [
+        str(len(os.sched_getaffinity(0)))
+    ]
+    bridge.close()
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    bridge = Bridge(kind)
+    assert bridge.call("collective_rpc", "environment", None, ["OMP_NUM_THREADS"]) == ["1"]
+    bridge.close()

@@ -1,0 +1,190 @@
+"""What strangers put on the sockets is logged and dropped: nothing is executed, nobody's request is touched."""
+
+import glob
+import os
+import pickle
+import stat
+
+import msgspec
+import psutil
+import pytest
+import zmq
+from bridge import Bridge, request, tokens_of
+
+from corespan.protocol.codec import EXT_ARRAY, EXT_FUNCTION, MsgpackEncoder
+from corespan.protocol.outputs import ENGINE_CORE_DEAD, EngineCoreOutput, EngineCoreOutputs, FinishReason
+from corespan.protocol.requests import EngineCoreRequestType
+from corespan.protocol.sockets import TOKEN_BYTES
+
+
+class Marker:
+    """Unpickled, it makes a file."""
+
+    def __init__(self, path):
+        self.path = str(path)
+
+    def __reduce__(self):
+        return (os.mknod, (self.path,))
+
+
+@pytest.fixture(params=["sync_mp", "async_mp"])
+def bridge(request, tmp_path, monkeypatch):
+    monkeypatch.setenv("VLLM_RPC_BASE_PATH", str(tmp_path))
+    bridge = Bridge(request.param)
+    yield bridge
+    bridge.close()
+
+
+@pytest.fixture
+def socket_dir(bridge, tmp_path):
+    (found,) = glob.glob(f"{tmp_path}/corespan-*")
+    return found
+
+
+@pytest.fixture
+def send_as_stranger(socket_dir):
+    """Sends frames to the client's output socket, and returns once they are on their way."""
+    context = zmq.Context()
+    socket = context.socket(zmq.PUSH)
+    socket.connect(f"ipc://{socket_dir}/output")
+    yield socket.send_multipart
+    context.destroy(linger=0)
+
+
+def hostile_frames(marker):
+    payload = pickle.dumps(Marker(marker))
+    encode = msgspec.msgpack.encode
+    forged = EngineCoreOutputs(outputs=[EngineCoreOutput("victim", [1], finish_reason=FinishReason.STOP)])
+    (genuine_looking,) = MsgpackEncoder().encode(forged)
+    seal = bytes(TOKEN_BYTES + 8)
+    return [
+        [b""],
+        [b"\xff" * 10],
+        [payload],
+        [seal, payload],
+        [encode(msgspec.msgpack.Ext(EXT_FUNCTION, payload))],
+        [seal, encode(msgspec.msgpack.Ext(EXT_FUNCTION, payload))],
+        [seal, encode([0, [], None, 0.0, [1, None, msgspec.msgpack.Ext(EXT_FUNCTION, payload)]])],
+        [seal, encode([0, [], None, 0.0, [1, None, msgspec.msgpack.Ext(EXT_ARRAY, payload)]])],
+        [ENGINE_CORE_DEAD, b"not at all"],
+        [seal, ENGINE_CORE_DEAD, b"not at all"],
+        [genuine_looking],
+        [seal, genuine_looking],
+    ]
+
+
+def test_forged_outputs_are_dropped_and_nothing_is_unpickled(bridge, send_as_stranger, tmp_path):
+    marker = tmp_path / "marker"
+    victim = request("victim", max_tokens=20)
+    bridge.call("pause_scheduler", "keep", False)
+    bridge.add(victim)
+    for frames in hostile_frames(marker):
+        send_as_stranger(frames)
+    bridge.call("resume_scheduler")
+    assert bridge.collect("victim")[0]["victim"] == tokens_of(victim)
+    assert bridge.generate(request("next"))["next"] == tokens_of(request("next"))
+    assert not marker.exists()
+    assert not bridge.client.engine_dead
+
+
+def test_a_message_sent_again_is_dropped(bridge, socket_dir, send_as_stranger):
+    """Seen on the wire or not: the same bytes count once."""
+    link = bridge.client._link
+    replayed = []
+    check = link._seal.check
+
+    def remember(frames):
+        replayed.append([bytes(frame) for frame in frames])
+        return check(frames)
+
+    link._seal.check = remember
+    first = request("first")
+    bridge.add(first)
+    assert bridge.collect("first")[0]["first"] == tokens_of(first)
+    again = request("first", max_tokens=9)
+    bridge.call("pause_scheduler", "keep", False)
+    bridge.add(again)
+    for frames in list(replayed):
+        send_as_stranger(frames)
+    bridge.call("resume_scheduler")
+    assert bridge.collect("first")[0]["first"] == tokens_of(again)
+
+
+def test_a_stranger_on_the_request_socket_changes_nothing(bridge, socket_dir):
+    context = zmq.Context()
+    stranger = context.socket(zmq.DEALER)
+    stranger.setsockopt(zmq.IDENTITY, b"\x00\x00")  # the core's own
+    stranger.connect(f"ipc://{socket_dir}/input")
+    for _ in range(100):
+        stranger.send_multipart([b"\x00", b"garbage"])
+    fine = request("fine")
+    assert bridge.generate(fine)["fine"] == tokens_of(fine)
+    assert not stranger.poll(0)
+    context.destroy(linger=0)
+
+
+def send_raw(bridge, *frames):
+    """Bytes straight to the core, as a client gone wrong would send them."""
+    link = bridge.client._link
+    with link._send_lock:
+        link._input.send_multipart([b"\x00\x00", *frames])
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        [b"\x00", b"\xc1"],
+        [b"\x00", b""],
+        [b"\x00"],
+        [b"\x77", b"\x90"],
+        [b"", b""],
+        [b"\x05", b"\x90"],
+        [b"\x01", msgspec.msgpack.encode([1, 2])],
+        [b"\x03", msgspec.msgpack.encode("call me")],
+        [b"\x03", msgspec.msgpack.encode([0, 1, "is_sleeping", msgspec.msgpack.Ext(EXT_FUNCTION, b"x")])],
+        [b"\x00", b"\x91" * 100_000],
+    ],
+)
+def test_a_frame_the_core_cannot_read_is_dropped(bridge, frames):
+    send_raw(bridge, *frames)
+    fine = request("fine")
+    assert bridge.generate(fine)["fine"] == tokens_of(fine)
+
+
+def test_a_request_of_the_wrong_shape_ends_with_an_error(bridge):
+    send_raw(bridge, EngineCoreRequestType.ADD.value, msgspec.msgpack.encode(["odd", "no list", {}]))
+    send_raw(bridge, EngineCoreRequestType.ADD.value, msgspec.msgpack.encode(["odder", [1, 2], {"top_p": "high"}]))
+    fine = request("fine")
+    bridge.add(fine)
+    tokens, reasons = bridge.collect("odd", "odder", "fine")
+    assert reasons["odd"] is reasons["odder"] is FinishReason.ERROR
+    assert tokens["fine"] == tokens_of(fine)
+
+
+@pytest.mark.parametrize("kind", ["inproc", "sync_mp", "async_mp"])
+@pytest.mark.parametrize("prompt", [[], [-1], [1000], [2**40], list(range(1, 260))])
+def test_a_request_the_core_cannot_prepare_ends_with_an_error(kind, prompt):
+    bridge = Bridge(kind)
+    fine = request("fine", max_tokens=10)
+    bridge.add(fine)
+    bridge.add(request("odd", prompt))
+    tokens, reasons = bridge.collect("odd", "fine")
+    assert reasons["odd"] is FinishReason.ERROR
+    assert tokens["fine"] == tokens_of(fine)
+    bridge.close()
+
+
+def test_the_socket_folder_is_the_users_alone_and_no_port_is_open(bridge, socket_dir):
+    assert stat.S_IMODE(os.stat(socket_dir).st_mode) == 0o700
+    (core,) = bridge.call("collective_rpc", "pid")
+    for pid in (os.getpid(), core):
+        listening = [c for c in psutil.Process(pid).net_connections("inet") if c.status == psutil.CONN_LISTEN]
+        assert listening == []
+
+
+def test_neither_arguments_nor_environment_of_the_core_carry_the_token(bridge):
+    (pid,) = bridge.call("collective_rpc", "pid")
+    core = psutil.Process(pid)
+    visible = " ".join([*core.cmdline(), *core.environ().values()]).encode(errors="surrogateescape")
+    assert bridge.client._link._seal._token not in visible
+    assert bridge.client._link._seal._token.hex().encode() not in visible

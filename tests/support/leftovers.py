@@ -1,0 +1,34 @@
+"""What an engine could leave behind: child processes, socket folders, threads."""
+
+import glob
+import os
+import tempfile
+import threading
+import time
+
+import psutil
+
+PATIENCE = 10.0  # seconds for an orderly exit to come about
+
+
+class Leftovers:
+    """`found()` names whatever is there now and was not when this was made."""
+
+    def __init__(self) -> None:
+        self._before = set(self._present())
+
+    def found(self) -> list[str]:
+        """Gives what is on its way out the time to leave."""
+        deadline = time.monotonic() + PATIENCE
+        while (extra := sorted(set(self._present()) - self._before)) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return extra
+
+    def _present(self) -> list[str]:
+        children = psutil.Process().children(recursive=True)
+        threads = (thread for thread in threading.enumerate() if not thread.daemon)
+        return [
+            *(f"process {child.pid}" for child in children),
+            *(f"folder {path}" for path in glob.glob(os.path.join(tempfile.gettempdir(), "corespan-*"))),
+            *(f"thread {thread.name}" for thread in threads if thread is not threading.main_thread()),
+        ]
