@@ -72,11 +72,13 @@ class KVCacheManager:
         enough blocks or fewer than `keep_free` would be left.
         """
         num_new = self.num_blocks_for(num_tokens) - len(request.blocks) - len(computed_blocks)
+        if num_new <= 0 and not computed_blocks:
+            return []
         num_revived = sum(block.ref_cnt == 0 for block in computed_blocks)
         if num_new + num_revived + keep_free > self.block_pool.num_free_blocks:
             return None
         self.block_pool.touch(computed_blocks)
-        new_blocks = [*computed_blocks, *self.block_pool.get_new_blocks(max(num_new, 0))]
+        new_blocks = [*computed_blocks, *self.block_pool.get_new_blocks(num_new)]
         request.blocks.extend(new_blocks)
         if computed_blocks:
             request.num_cached_blocks = len(computed_blocks)

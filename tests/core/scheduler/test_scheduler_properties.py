@@ -6,6 +6,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from scheduling import Harness, check_blocks, expected_tokens, greedy, stored_for
 
+from corespan.core.scheduler.output import SchedulerOutput
 from corespan.core.scheduler.request import Request, RequestStatus
 from corespan.protocol.outputs import FinishReason
 
@@ -74,9 +75,19 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule()
     def step(self) -> None:
-        step = self.h.step()
+        step = self.h.scheduler.schedule()
         assert step.total_num_scheduled_tokens <= self.budget
         assert len(self.h.scheduler.running) <= self.max_num_seqs
+        self.check_order(step)
+        self.h.take(step, self.h.runner.execute_model(step))
+
+    def check_order(self, step: SchedulerOutput) -> None:
+        """Nobody enters before one who waits and whose turn was earlier; nobody enters while others give way."""
+        scheduler = self.h.scheduler
+        entered = [scheduler._order_key(scheduler.requests[new.req_id]) for new in step.scheduled_new_reqs]
+        waiting = [scheduler._order_key(request) for request in (*scheduler.waiting, *scheduler.preempted)]
+        assert entered == sorted(entered)
+        assert not entered or not waiting or entered[-1] < min(waiting)
 
     @precondition(lambda self: self.known)
     @rule(data=st.data())
