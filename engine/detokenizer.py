@@ -55,6 +55,8 @@ class SlowStream:
         text = self._decode()
         if text.endswith(_REPLACEMENT):
             return self._step_inside_character(text[:-1])
+        if len(text) <= self._num_emitted and len(self._window) - self._num_read <= _MAX_PENDING:
+            return ""  # some tokenizers give nothing for half a character
         new_text = self._advance(text)
         self._move_window(self._num_read)
         self._num_read = len(self._window)

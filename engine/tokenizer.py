@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken, processors
+from tokenizers import AddedToken
 
 from ..protocol.config import ModelConfig
 from .chat_template import render_chat_template
@@ -187,7 +187,7 @@ class Tokenizer:
         return frozenset(token_id for token_id, token in added.items() if token.special)
 
     def _prepare(self, backend: "tokenizers.Tokenizer", config: dict[str, Any]) -> None:
-        """Let the configuration have its say: whole prompts, every named token special, begin and end tokens added."""
+        """Let the configuration have its say on which tokens are special, and no setting cut or pad a prompt."""
         backend.no_truncation()
         backend.no_padding()
         listed = config.get("added_tokens_decoder", {}).values()
@@ -197,21 +197,6 @@ class Tokenizer:
         # A token outside the vocabulary would get an id that the model has no row for.
         known = [token for token in missing if backend.token_to_id(token) is not None]
         backend.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in known])
-        if "add_bos_token" in config or "add_eos_token" in config:
-            self._set_post_processor(backend, config)
-
-    def _set_post_processor(self, backend: "tokenizers.Tokenizer", config: dict[str, Any]) -> None:
-        bos, eos = (
-            self.special_tokens_map.get(f"{which}_token") if config.get(f"add_{which}_token") else None
-            for which in ("bos", "eos")
-        )
-        pieces = [*([f"{bos}:0"] if bos else []), "$A:0", *([f"{eos}:0"] if eos else [])]
-        added = [token for token in (bos, eos) if token]
-        backend.post_processor = processors.TemplateProcessing(
-            single=pieces,
-            pair=[*pieces, "$B:1"],
-            special_tokens=[(token, backend.token_to_id(token)) for token in added],
-        )
 
 
 class TransformersTokenizer(Tokenizer):
