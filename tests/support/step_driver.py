@@ -1,0 +1,134 @@
+"""Drives a ModelRunner with hand-made scheduler outputs: blocks are dealt out in order, chunks as the test says."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from corespan.core.scheduler.output import CachedRequestData, ModelRunnerOutput, NewRequestData, SchedulerOutput
+from corespan.core.worker.worker import Worker
+from corespan.protocol.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
+from corespan.protocol.params import SamplingParams
+
+
+def make_vllm_config(
+    model: str, hf_config: dict[str, Any], *, dtype: str = "float32", max_model_len: int = 256, max_num_seqs: int = 32
+) -> VllmConfig:
+    return VllmConfig(
+        model_config=ModelConfig(
+            model=model, served_model_name="m", tokenizer=None, hf_config=hf_config, dtype=dtype,
+            max_model_len=max_model_len,
+        ),
+        cache_config=CacheConfig(block_size=16),
+        scheduler_config=SchedulerConfig(
+            max_num_batched_tokens=4096, max_num_seqs=max_num_seqs, max_model_len=max_model_len
+        ),
+    )  # fmt: skip
+
+
+@dataclass
+class DrivenRequest:
+    token_ids: list[int]
+    num_prompt_tokens: int
+    params: SamplingParams
+    block_ids: list[int]
+    computed: int = 0
+    entered: bool = False
+    prompt_embeds: np.ndarray | None = None
+    prompt_logprobs: list[Any] = field(default_factory=list)
+
+    @property
+    def output(self) -> list[int]:
+        return self.token_ids[self.num_prompt_tokens :]
+
+
+class StepDriver:
+    """A scheduler reduced to the test's wishes: `step` computes exactly the chunks it is told."""
+
+    def __init__(self, worker: Worker, num_blocks: int = 512) -> None:
+        self.worker = worker
+        worker.initialize_kv_cache(num_blocks)
+        self.block_size = worker.vllm_config.cache_config.block_size
+        self.next_block = 1
+        self.requests: dict[str, DrivenRequest] = {}
+        self.removed: set[str] = set()
+
+    def add(
+        self,
+        req_id: str,
+        prompt: list[int],
+        params: SamplingParams | None = None,
+        *,
+        shared_with: str | None = None,
+        num_shared_blocks: int = 0,
+        prompt_embeds: np.ndarray | None = None,
+    ) -> None:
+        """`shared_with`: begin with that request's first `num_shared_blocks` blocks, as after a prefix-cache hit."""
+        block_ids = self.requests[shared_with].block_ids[:num_shared_blocks] if shared_with else []
+        self.requests[req_id] = DrivenRequest(
+            list(prompt),
+            len(prompt),
+            params or SamplingParams(temperature=0, max_tokens=1000),
+            list(block_ids),
+            num_shared_blocks * self.block_size,
+            prompt_embeds=prompt_embeds,
+        )
+
+    def remove(self, req_id: str) -> None:
+        del self.requests[req_id]
+        self.removed.add(req_id)
+
+    def step(self, chunks: dict[str, int]) -> ModelRunnerOutput:
+        """Compute so many tokens of each request and append what was sampled."""
+        new, cached = [], CachedRequestData()
+        for req_id, count in chunks.items():
+            request = self.requests[req_id]
+            fresh = self._grow(request, request.computed + count)
+            if request.entered:
+                cached.req_ids.append(req_id)
+                cached.new_block_ids.append(fresh)
+                cached.num_computed_tokens.append(request.computed)
+            else:
+                new.append(self._new_request_data(req_id, request))
+                request.entered = True
+        removed, self.removed = self.removed, set()
+        output = self.worker.execute_model(SchedulerOutput(new, cached, dict(chunks), sum(chunks.values()), removed))
+        for req_id, count in chunks.items():
+            self.requests[req_id].computed += count
+        for req_id, token in zip(output.req_ids, output.sampled_token_ids, strict=True):
+            self.requests[req_id].token_ids.append(token)
+        for req_id, logprobs in output.prompt_logprobs.items():
+            self.requests[req_id].prompt_logprobs.append(logprobs)
+        return output
+
+    def flush(self) -> None:
+        """Tell the runner of removals without computing anything."""
+        self.step({})
+
+    def run(self, max_new_tokens: int, chunk: int = 10**9) -> None:
+        """Run everything to `max_new_tokens` output tokens, no request computing more than `chunk` tokens a step."""
+        while True:
+            chunks = {
+                req_id: min(chunk, len(request.token_ids) - request.computed)
+                for req_id, request in self.requests.items()
+                if len(request.output) < max_new_tokens
+            }
+            if not chunks:
+                return
+            self.step(chunks)
+
+    def _grow(self, request: DrivenRequest, num_tokens: int) -> list[int]:
+        missing = -(-num_tokens // self.block_size) - len(request.block_ids)
+        fresh = self.take_blocks(max(0, missing))
+        request.block_ids += fresh
+        return fresh
+
+    def take_blocks(self, count: int) -> list[int]:
+        self.next_block += count
+        return list(range(self.next_block - count, self.next_block))
+
+    def _new_request_data(self, req_id: str, request: DrivenRequest) -> NewRequestData:
+        return NewRequestData(
+            req_id, request.token_ids, request.num_prompt_tokens, request.params, 0, request.block_ids,
+            request.computed, request.prompt_embeds,
+        )  # fmt: skip
