@@ -22,7 +22,9 @@ def test_values_ranks_and_the_k_likeliest_are_log_softmaxs(vocab_size: int, k: i
     chosen = torch.tensor([0, 3, 16, 5, int(logits[4].argmax()), int(logits[5].argmin())])
     arrays = gather_logprobs(logits, chosen.numpy(), k)
     expected = torch.log_softmax(logits.double(), 1)
-    values, ids = (part[:, : vocab_size if k == -1 else k] for part in expected.sort(1, descending=True, stable=True))
+    values, ids = (
+        part[:, : vocab_size if k == -1 else k] for part in expected.sort(dim=1, descending=True, stable=True)
+    )
     assert arrays.token_ids.tolist() == torch.cat([chosen[:, None], ids], 1).tolist()
     reference = torch.cat([expected.gather(1, chosen[:, None]), values], 1).numpy()
     assert np.abs(arrays.logprobs - reference).max() < 2e-5
