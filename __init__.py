@@ -43,10 +43,18 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
-    from .engine.async_llm import AsyncLLM, AsyncLLMEngine
-    from .engine.engine_args import AsyncEngineArgs, EngineArgs
-    from .engine.llm import LLM
-    from .engine.llm_engine import LLMEngine
-    from .engine.outputs import CompletionOutput, RequestOutput
-    from .protocol.errors import EngineDeadError, EngineGenerateError, VLLMValidationError
-    from .protocol.params import BeamSearchParams, RequestOutputKind, SamplingParams, StructuredOutputsParams
+    from .engine.async_llm import AsyncLLM as AsyncLLM
+    from .engine.async_llm import AsyncLLMEngine as AsyncLLMEngine
+    from .engine.engine_args import AsyncEngineArgs as AsyncEngineArgs
+    from .engine.engine_args import EngineArgs as EngineArgs
+    from .engine.llm import LLM as LLM
+    from .engine.llm_engine import LLMEngine as LLMEngine
+    from .engine.outputs import CompletionOutput as CompletionOutput
+    from .engine.outputs import RequestOutput as RequestOutput
+    from .protocol.errors import EngineDeadError as EngineDeadError
+    from .protocol.errors import EngineGenerateError as EngineGenerateError
+    from .protocol.errors import VLLMValidationError as VLLMValidationError
+    from .protocol.params import BeamSearchParams as BeamSearchParams
+    from .protocol.params import RequestOutputKind as RequestOutputKind
+    from .protocol.params import SamplingParams as SamplingParams
+    from .protocol.params import StructuredOutputsParams as StructuredOutputsParams

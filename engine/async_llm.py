@@ -19,8 +19,8 @@ from .generation_defaults import default_sampling_params
 from .input_processor import InputProcessor
 from .metrics.loggers import StatLoggerFactory, StatLoggerManager
 from .metrics.stats import IterationStats
-from .output_handler import OutputHandler
 from .output_collector import RequestOutputCollector
+from .output_handler import OutputHandler
 from .output_processor import OutputProcessor
 from .outputs import RequestOutput
 from .parallel_sampling import fan_out
@@ -56,7 +56,7 @@ class AsyncLLM(EngineControls):
         log_requests: bool = False,
         stat_loggers: Sequence[StatLoggerFactory] = (),
     ) -> None:
-        """Returns when the core is up. `executor_class` is "package.module:Class". Raises what the core's start raises."""
+        """Returns when the core is up; raises what its start raises. `executor_class` is "package.module:Class"."""
         self.tokenizer = get_tokenizer(vllm_config.model_config)
         self.log_requests = log_requests
         self.log_stats = log_stats or bool(stat_loggers)
@@ -218,7 +218,7 @@ class AsyncLLM(EngineControls):
         self._record_sleep_state(level)
 
     async def wake_up(self, tags: Sequence[str] | None = None) -> None:
-        """Takes memory back, all of it or what `tags` names ("weights", "kv_cache"), and goes on once it is complete."""
+        """Takes memory back, all of it or what `tags` names ("weights", "kv_cache"); goes on once it is complete."""
         await self.engine_core.wake_up(tags)
         if not await self.engine_core.is_sleeping():
             self._record_sleep_state(0)

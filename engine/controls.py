@@ -45,5 +45,5 @@ class EngineControls:
         return self.engine_core.collective_rpc(method, timeout, args, kwargs)
 
     def apply_model(self, func: Callable[..., Any]) -> Any:
-        """Calls `func` with the model on every worker; a list of the results. A function crosses as in `collective_rpc`."""
+        """Calls `func` with the model on every worker; the list of results. For functions see `collective_rpc`."""
         return self.collective_rpc("apply_model", args=(func,))

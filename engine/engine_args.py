@@ -8,7 +8,7 @@ import json
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from ..protocol import envs
 from ..protocol.config import (
@@ -29,7 +29,12 @@ AUTO = -1
 DEFAULT_EXECUTOR_CLASS = f"{__name__.partition('.')[0]}.core.executor.uniproc_executor:UniProcExecutor"
 """Named, not imported: the user's process never loads it where the core has one of its own."""
 
-_DTYPES = {
+Dtype = Literal["bfloat16", "float16", "float32"]
+Quantization = Literal["int8", "gguf"]
+LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
+SchedulingPolicy = Literal["fcfs", "priority"]
+
+_DTYPES: dict[str, Dtype] = {
     "bfloat16": "bfloat16",
     "float16": "float16",
     "half": "float16",
@@ -47,7 +52,6 @@ _LENGTH_KEYS = (
 )
 _SUFFIXES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
 _END_TOKENS = ("eos_token_id", "bos_token_id", "pad_token_id")
-_LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits")
 
 
 class UsageContext(enum.Enum):
@@ -78,11 +82,11 @@ class EngineArgs:
     tokenizer_revision: str | None = None
     hf_overrides: dict[str, Any] = field(default_factory=dict)  # replaces entries of the model's config.json
     dtype: str = "auto"
-    quantization: str | None = None
+    quantization: Quantization | None = None
     seed: int = 0
     max_model_len: int | str | None = None  # also "32k" (32,000), "32K" (32,768); -1 or "auto": what the memory holds
     max_logprobs: int = 20  # -1: no limit
-    logprobs_mode: str = "raw_logprobs"
+    logprobs_mode: LogprobsMode = "raw_logprobs"
     logits_processors: list[str] = field(default_factory=list)  # "package.module:Class"
     enable_prompt_embeds: bool = False
     generation_config: str = "auto"  # "auto": the model's own; "vllm": none; else a folder
@@ -96,7 +100,7 @@ class EngineArgs:
     max_num_batched_tokens: int | None = None
     max_num_seqs: int | None = None
     long_prefill_token_threshold: int = 0  # 0: off
-    scheduling_policy: str = "fcfs"
+    scheduling_policy: SchedulingPolicy = "fcfs"
     stream_interval: int = 1
     disable_log_stats: bool = False
     engine_restart: int = 0
@@ -126,9 +130,9 @@ class EngineArgs:
 
     def _check_choices(self) -> None:
         choices = {
-            "logprobs_mode": _LOGPROBS_MODES,
-            "scheduling_policy": ("fcfs", "priority"),
-            "quantization": (None, "int8", "gguf"),
+            "logprobs_mode": get_args(LogprobsMode),
+            "scheduling_policy": get_args(SchedulingPolicy),
+            "quantization": (None, *get_args(Quantization)),
         }
         for name, legal in choices.items():
             if getattr(self, name) not in legal:
@@ -273,7 +277,7 @@ def model_length_limit(hf_config: dict[str, Any]) -> int:
     return limit
 
 
-def resolve_dtype(dtype: object, hf_config: dict[str, Any]) -> str:
+def resolve_dtype(dtype: object, hf_config: dict[str, Any]) -> Dtype:
     """The name of the type to compute in; `dtype` may also be a torch dtype.
 
     "auto" is float32 for a float32 checkpoint, and bfloat16 for 16-bit and quantised ones.

@@ -1,8 +1,7 @@
 """`LLM`: the offline entry point. Batches of prompts in, lists of outputs in the same order out."""
 
 import itertools
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,15 +13,13 @@ from .engine_args import EngineArgs, UsageContext
 from .generation_defaults import default_sampling_params
 from .llm_engine import LLMEngine
 from .outputs import RequestOutput
+from .progress import CompletionBar, UseTqdm, progress
 from .renderer import ChatParams, PromptType, to_conversation_list, to_prompt_list
 from .tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from .beam_search import BeamSearchOutput
     from .metrics.reader import Metric
-
-UseTqdm = bool | Callable[..., Any]
-"""Whether to show progress, or what makes the bar in place of tqdm."""
 
 
 class LLM(EngineControls):
@@ -199,7 +196,7 @@ class LLM(EngineControls):
         internal_ids: list[str] = []
         try:
             for prompt, params, each_priority in zip(
-                _progress(prompts, count, use_tqdm, "Adding requests"), all_params, priorities, strict=True
+                progress(prompts, count, use_tqdm, "Adding requests"), all_params, priorities, strict=True
             ):
                 request_ids.append(str(next(self.request_counter)))
                 internal_ids.append(
@@ -217,7 +214,7 @@ class LLM(EngineControls):
         return request_ids, internal_ids
 
     def _complete(self, request_ids: list[str], use_tqdm: UseTqdm) -> list[RequestOutput]:
-        """Steps until all of `request_ids` have ended; their outputs in that order. On an exception they are aborted."""
+        """Steps until all of `request_ids` have ended; their outputs in that order. On an exception aborts them."""
         outputs = {request_id: self._enqueued.pop(request_id, None) for request_id in request_ids}
         unfinished = {request_id for request_id, output in outputs.items() if output is None}
         bar = CompletionBar(len(unfinished), use_tqdm) if use_tqdm else None
@@ -246,46 +243,6 @@ class LLM(EngineControls):
         """Raises RuntimeError where the engine is paused or asleep and so nothing would ever come."""
         if self.llm_engine.is_stalled():
             raise RuntimeError("the engine is paused or asleep: call resume_generation() or wake_up() first")
-
-
-class CompletionBar:
-    """The bar of finished prompts, with the rates of tokens in and out since the start."""
-
-    def __init__(self, total: int, use_tqdm: UseTqdm) -> None:
-        postfix = f"est. speed input: {0:.2f} toks/s, output: {0:.2f} toks/s"
-        make_bar = use_tqdm if callable(use_tqdm) else _tqdm()
-        self._bar = make_bar(total=total, desc="Processed prompts", dynamic_ncols=True, postfix=postfix)
-        self._start = time.perf_counter()
-        self._num_input_tokens = 0
-        self._num_output_tokens = 0
-
-    def update(self, output: RequestOutput) -> None:
-        self._num_input_tokens += len(output.prompt_token_ids or ())
-        self._num_output_tokens += sum(len(completion.token_ids) for completion in output.outputs)
-        elapsed = max(time.perf_counter() - self._start, 1e-9)
-        self._bar.postfix = (
-            f"est. speed input: {self._num_input_tokens / elapsed:.2f} toks/s, "
-            f"output: {self._num_output_tokens / elapsed:.2f} toks/s"
-        )
-        self._bar.update(1)
-
-    def close(self) -> None:
-        self._bar.close()
-
-
-def _progress(prompts: Iterable[PromptType], count: int, use_tqdm: UseTqdm, description: str) -> Iterable[PromptType]:
-    if not use_tqdm:
-        return prompts
-    make_bar = use_tqdm if callable(use_tqdm) else _tqdm()
-    bar: Iterator[PromptType] = make_bar(prompts, total=count, desc=description)
-    return bar
-
-
-def _tqdm() -> Callable[..., Any]:
-    from tqdm.auto import tqdm
-
-    factory: Callable[..., Any] = tqdm
-    return factory
 
 
 def _one_each(name: str, given: Any, kind: type, count: int) -> list[Any]:

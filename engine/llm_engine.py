@@ -23,6 +23,7 @@ from .tokenizer import Tokenizer, get_tokenizer
 if TYPE_CHECKING:
     from .metrics.reader import Metric
 
+
 class LLMEngine(EngineControls):
     """Owns the client to one core. Used by one thread at a time.
 
@@ -129,9 +130,7 @@ class LLMEngine(EngineControls):
     def abort_request(self, request_ids: Sequence[str], internal: bool = False) -> None:
         """Ends requests without further output. Ids are the caller's, or internal ones; unknown ids are ignored."""
         iteration_stats = IterationStats() if self.log_stats else None
-        self.engine_core.abort_requests(
-            self.output_processor.abort_requests(request_ids, internal, iteration_stats)
-        )
+        self.engine_core.abort_requests(self.output_processor.abort_requests(request_ids, internal, iteration_stats))
         if self.logger_manager is not None:
             self.logger_manager.record(None, iteration_stats)
 
@@ -174,7 +173,8 @@ class LLMEngine(EngineControls):
         """Whether the engine is paused or asleep, and nothing will come out of it before it is woken."""
         if not self._halted:
             return False
-        return sum(self.engine_core.get_request_counts()) >= self.get_num_unfinished_requests()
+        running, waiting = self.engine_core.get_request_counts()
+        return bool(running + waiting >= self.get_num_unfinished_requests())
 
     def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
         """Pauses, then gives memory back: level 0 none, 1 the KV cache's, 2 the weights' too. New requests queue."""
@@ -183,7 +183,7 @@ class LLMEngine(EngineControls):
         self._record_sleep_state(level)
 
     def wake_up(self, tags: Sequence[str] | None = None) -> None:
-        """Takes memory back, all of it or what `tags` names ("weights", "kv_cache"), and goes on once it is complete."""
+        """Takes memory back, all of it or what `tags` names ("weights", "kv_cache"); goes on once it is complete."""
         self.engine_core.wake_up(tags)
         if not self.engine_core.is_sleeping():
             self._halted = False

@@ -4,7 +4,6 @@ statistics on.
 
 import logging
 import time
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -24,15 +23,15 @@ HIT_RATE_WINDOW = 1000
 """Over how many of the latest requests the prefix-cache hit rate is taken."""
 
 
-class StatLoggerBase(ABC):
-    """What a custom logger derives from. `record` is called for every batch of outputs, `log` now and then."""
+class StatLoggerBase:
+    """What a custom logger derives from, overriding what it needs."""
 
     def __init__(self, vllm_config: VllmConfig, engine_index: int = 0) -> None:
         self.vllm_config = vllm_config
         self.engine_index = engine_index
 
-    @abstractmethod
-    def record(self, scheduler_stats: SchedulerStats | None, iteration_stats: IterationStats | None) -> None: ...
+    def record(self, scheduler_stats: SchedulerStats | None, iteration_stats: IterationStats | None) -> None:
+        """Called for every batch of outputs, and when requests are aborted."""
 
     def log(self) -> None:
         """Called every VLLM_LOG_STATS_INTERVAL seconds while there is work, and by `do_log_stats()`."""

@@ -62,7 +62,9 @@ class IterationStats:
     prompt_token_stats: PromptTokenStats = field(default_factory=PromptTokenStats)
     num_preempted_reqs: int = 0
     finished_requests: list[FinishedRequestStats] = field(default_factory=list)
-    max_num_generation_tokens_iter: list[int] = field(default_factory=list)  # longest child, per finished caller request
+    max_num_generation_tokens_iter: list[int] = field(
+        default_factory=list
+    )  # longest child, per finished caller request
     n_params_iter: list[int] = field(default_factory=list)
     time_to_first_tokens_iter: list[float] = field(default_factory=list)
     inter_token_latencies_iter: list[float] = field(default_factory=list)
@@ -117,7 +119,9 @@ class IterationStats:
                 max_tokens_param=max_tokens_param,
                 queued_time=request_stats.scheduled_ts - request_stats.queued_ts if started else 0.0,
                 prefill_time=request_stats.first_token_ts - request_stats.scheduled_ts if started and answered else 0.0,
-                inference_time=request_stats.last_token_ts - request_stats.scheduled_ts if started and answered else 0.0,
+                inference_time=request_stats.last_token_ts - request_stats.scheduled_ts
+                if started and answered
+                else 0.0,
                 decode_time=decode_time,
                 mean_time_per_output_token=decode_time / gaps if gaps > 0 else 0.0,
             )

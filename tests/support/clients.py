@@ -201,9 +201,11 @@ class Runner:
     async def _neighbour_async(
         self, prompt: Any, params: SamplingParams, request_id: str, started: threading.Event
     ) -> RequestOutput:
+        outputs = []
         async for output in self.async_llm.generate(prompt, params, request_id):
+            outputs.append(output)
             started.set()
-        return output
+        return outputs[-1]
 
     async def _stream_async(
         self, prompt: Any, params: SamplingParams, request_id: str, abort_after: int | None

@@ -21,7 +21,9 @@ class Reference:
     def generate(self, prompt_token_ids: Sequence[int], **options: Any) -> list[list[int]]:
         prompt = self._torch.tensor([list(prompt_token_ids)])
         with self._torch.inference_mode():
-            sequences = self.model.generate(prompt, attention_mask=self._torch.ones_like(prompt), pad_token_id=0, **options)
+            sequences = self.model.generate(
+                prompt, attention_mask=self._torch.ones_like(prompt), pad_token_id=0, **options
+            )
         return [sequence[prompt.shape[1] :].tolist() for sequence in sequences]
 
     def logprobs(self, token_ids: Sequence[int]) -> Any:

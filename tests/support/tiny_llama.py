@@ -55,7 +55,7 @@ def build_tiny_llama(
 
 
 def write_tokenizer(folder: Path, chat_template: str | None = _CHAT_TEMPLATE, add_bos: bool = True) -> None:
-    """Writes tokenizer.json and tokenizer_config.json: byte-level BPE, 512 ids, `<s>` before every prompt if `add_bos`."""
+    """Writes tokenizer.json and its config: byte-level BPE, 512 ids, `<s>` before every prompt if `add_bos`."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
     special = ["<s>", "</s>", "<|im_start|>", "<|im_end|>"]
@@ -70,7 +70,9 @@ def write_tokenizer(folder: Path, chat_template: str | None = _CHAT_TEMPLATE, ad
     )
     tokenizer.train_from_iterator(_CORPUS.splitlines(), trainer)
     if add_bos:
-        tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", BOS_TOKEN_ID)])
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single="<s> $A", special_tokens=[("<s>", BOS_TOKEN_ID)]
+        )
     if tokenizer.get_vocab_size() != VOCAB_SIZE:
         raise ValueError(f"the corpus yields {tokenizer.get_vocab_size()} tokens, not {VOCAB_SIZE}")
     tokenizer.save(str(folder / "tokenizer.json"))

@@ -1,0 +1,183 @@
+"""Beam search over the engine's ordinary requests: each step asks for one token, with its alternatives, per live beam.
+
+`LLM.beam_search` calls it. Which beams live, end and win is decided as transformers does it. The prefix cache keeps a
+step from computing its beams anew.
+"""
+
+import heapq
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ..protocol.params import BeamSearchParams, SamplingParams
+from .logprobs import Logprob
+from .outputs import RequestOutput
+from .progress import UseTqdm, progress
+from .renderer import PromptType
+
+if TYPE_CHECKING:
+    from .llm import LLM
+
+
+@dataclass(slots=True)
+class BeamSearchSequence:
+    """One continuation. `tokens` begin with the prompt's, `text` is all of them; `logprobs` has an entry per new one."""
+
+    orig_prompt: PromptType
+    tokens: list[int]
+    logprobs: list[dict[int, Logprob]] = field(default_factory=list)
+    cum_logprob: float = 0.0
+    text: str | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+
+@dataclass(slots=True)
+class BeamSearchOutput:
+    """A prompt's best continuations, the best first."""
+
+    sequences: list[BeamSearchSequence]
+
+
+def beam_search(
+    llm: "LLM",
+    prompts: Sequence[PromptType],
+    params: BeamSearchParams,
+    use_tqdm: UseTqdm = False,
+    concurrency_limit: int | None = None,
+) -> list[BeamSearchOutput]:
+    """The best `params.beam_width` continuations of each prompt, searched for at most `concurrency_limit` at a time.
+
+    A prompt's alternatives count as `logprobs`: twice the beam width (more with several end tokens) must be within
+    the engine's `max_logprobs`. Raises ValueError, and NotImplementedError for prompts of embeddings.
+    """
+    end_tokens = set() if params.ignore_eos else _end_tokens(llm)
+    searches = [_make_search(llm, prompt, params, end_tokens) for prompt in prompts]
+    for group in _groups(searches, concurrency_limit or len(searches)):
+        for _ in progress(range(params.max_tokens), params.max_tokens, use_tqdm, "Beam search"):
+            group = [search for search in group if not search.done]
+            if not group:
+                break
+            _step(llm, group)
+    return [BeamSearchOutput(_decoded(llm, search.best())) for search in searches]
+
+
+def _step(llm: "LLM", searches: Sequence["_Search"]) -> None:
+    """Extends every beam of `searches` by one token, in one batch."""
+    prompts: list[PromptType] = [{"prompt_token_ids": beam.tokens} for search in searches for beam in search.beams]
+    outputs = iter(llm.generate(prompts, searches[0].step_params, use_tqdm=False))
+    for search in searches:
+        search.advance([_alternatives(next(outputs)) for _ in search.beams])
+
+
+class _Search:
+    """The search for one prompt. `beams` are alive, best first; `_completed` have ended, with their final scores."""
+
+    def __init__(
+        self, prompt: PromptType, prompt_token_ids: list[int], params: BeamSearchParams, end_tokens: set[int], room: int
+    ) -> None:
+        self.beams = [BeamSearchSequence(prompt, prompt_token_ids)]
+        self.done = False
+        self._params = params
+        self._end_tokens = end_tokens
+        self._num_prompt_tokens = len(prompt_token_ids)
+        self._max_tokens = min(params.max_tokens, room)
+        self._num_candidates = max(2, 1 + len(end_tokens)) * params.beam_width
+        self._completed: list[tuple[float, BeamSearchSequence]] = []
+        self.step_params = SamplingParams(
+            temperature=params.temperature,
+            max_tokens=1,
+            logprobs=self._num_candidates,
+            ignore_eos=True,
+            detokenize=False,
+        )
+
+    def advance(self, alternatives: Sequence[dict[int, Logprob]]) -> None:
+        """Takes the next step, given the alternatives for each live beam's next token.
+
+        Of the best continuations overall those that end are completed, if they are among the first `beam_width`, and
+        the first `beam_width` others live on.
+        """
+        width = self._params.beam_width
+        length = len(self.beams[0].tokens) + 1 - self._num_prompt_tokens
+        alive: list[BeamSearchSequence] = []
+        for rank, (cum_logprob, beam_index, token_id) in enumerate(self._best_candidates(alternatives)):
+            ends = token_id in self._end_tokens
+            if ends or length == self._max_tokens:
+                if rank < width:
+                    beam = self._extended(alternatives, beam_index, token_id, cum_logprob)
+                    self._complete(beam, length, token_id if ends else None)
+            elif len(alive) < width:
+                alive.append(self._extended(alternatives, beam_index, token_id, cum_logprob))
+        self._completed = heapq.nlargest(width, self._completed, key=lambda completed: completed[0])
+        self.beams = alive
+        self.done = not alive or not self._can_improve(length)
+
+    def best(self) -> list[BeamSearchSequence]:
+        return [beam for _, beam in self._completed]
+
+    def _best_candidates(self, alternatives: Sequence[dict[int, Logprob]]) -> list[tuple[float, int, int]]:
+        """(cumulative log-probability, beam index, token id), best first."""
+        candidates = [
+            (beam.cum_logprob + entry.logprob, index, token_id)
+            for index, (beam, entries) in enumerate(zip(self.beams, alternatives, strict=True))
+            for token_id, entry in entries.items()
+        ]
+        return heapq.nlargest(self._num_candidates, candidates, key=lambda candidate: candidate[0])
+
+    def _extended(
+        self, alternatives: Sequence[dict[int, Logprob]], beam_index: int, token_id: int, cum_logprob: float
+    ) -> BeamSearchSequence:
+        beam = self.beams[beam_index]
+        logprobs = [*beam.logprobs, alternatives[beam_index]]
+        return BeamSearchSequence(beam.orig_prompt, [*beam.tokens, token_id], logprobs, cum_logprob)
+
+    def _complete(self, beam: BeamSearchSequence, length: int, end_token: int | None) -> None:
+        beam.finish_reason = "length" if end_token is None else "stop"
+        beam.stop_reason = end_token
+        if end_token is not None and not self._params.include_stop_str_in_output:
+            beam.tokens.pop()
+        self._completed.append((self._score(beam, length), beam))
+
+    def _can_improve(self, length: int) -> bool:
+        """Whether the best live beam, were it to end now, would still displace a completed one."""
+        if len(self._completed) < self._params.beam_width:
+            return True
+        return self._score(self.beams[0], length) > self._completed[-1][0]
+
+    def _score(self, beam: BeamSearchSequence, length: int) -> float:
+        """`length` counts the new tokens, an end token included."""
+        return float(beam.cum_logprob / length**self._params.length_penalty)
+
+
+def _make_search(llm: "LLM", prompt: PromptType, params: BeamSearchParams, end_tokens: set[int]) -> _Search:
+    (rendered,) = llm.llm_engine.renderer.render_cmpl([prompt])
+    if rendered["type"] != "token":
+        raise NotImplementedError("beam search takes prompts of text or token ids, not of embeddings")
+    token_ids = rendered["prompt_token_ids"]
+    return _Search(prompt, token_ids, params, end_tokens, llm.model_config.max_model_len - len(token_ids))
+
+
+def _end_tokens(llm: "LLM") -> set[int]:
+    """Every token that ends a generation by itself."""
+    request, _ = llm.llm_engine.input_processor.process_inputs("", [0], SamplingParams())
+    return set(request.sampling_params.all_stop_token_ids)
+
+
+def _alternatives(output: RequestOutput) -> dict[int, Logprob]:
+    logprobs = output.outputs[0].logprobs
+    assert logprobs is not None
+    return logprobs[0]
+
+
+def _decoded(llm: "LLM", beams: list[BeamSearchSequence]) -> list[BeamSearchSequence]:
+    tokenizer = llm.llm_engine.tokenizer
+    if tokenizer is not None:
+        for beam in beams:
+            beam.text = tokenizer.decode(beam.tokens, skip_special_tokens=False)
+    return beams
+
+
+def _groups(searches: list[_Search], size: int) -> Iterator[list[_Search]]:
+    for start in range(0, len(searches), max(size, 1)):
+        yield searches[start : start + size]

@@ -1,0 +1,308 @@
+"""`LLM`: batches, chats, queues, defaults, progress and what stays behind when something goes wrong."""
+
+import gc
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from corespan import LLM, EngineArgs, EngineDeadError, SamplingParams
+
+PROMPTS = ["The capital of France is", "Once upon a time", "one two"]
+
+
+def greedy(max_tokens: int = 6, **fields: Any) -> SamplingParams:
+    return SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, **fields)
+
+
+@pytest.fixture(scope="module")
+def llm(tiny_llama_dir: str) -> Iterable[LLM]:
+    from clients import SMALL_ENGINE, multiprocessing_flag
+
+    with multiprocessing_flag(False):
+        llm = LLM(tiny_llama_dir, **SMALL_ENGINE)
+    yield llm
+    llm.shutdown()
+
+
+def test_outputs_come_in_the_order_of_the_prompts_whatever_ends_first(llm: LLM) -> None:
+    outputs = llm.generate(PROMPTS, [greedy(9), greedy(2), greedy(5)], use_tqdm=False)
+
+    assert [output.prompt for output in outputs] == PROMPTS
+    assert [len(output.outputs[0].token_ids) for output in outputs] == [9, 2, 5]
+
+
+@pytest.mark.parametrize(
+    ("prompts", "count"),
+    [
+        ("one two", 1),
+        ([0, 323, 444], 1),
+        ({"prompt": "one two"}, 1),
+        ({"prompt_token_ids": [0, 323, 444]}, 1),
+        ([[0, 323, 444], "one two", {"prompt": "one two"}], 3),
+        (("one two", "one two"), 2),
+    ],
+)
+def test_every_form_of_prompt_gives_the_same_tokens(llm: LLM, prompts: Any, count: int) -> None:
+    (expected,) = llm.generate("one two", greedy(), use_tqdm=False)
+
+    outputs = llm.generate(prompts, greedy(), use_tqdm=False)
+
+    assert [output.outputs[0].token_ids for output in outputs] == [expected.outputs[0].token_ids] * count
+
+
+def test_no_prompts_give_no_outputs(llm: LLM) -> None:
+    assert llm.generate([], greedy(), use_tqdm=False) == []
+
+
+def test_the_callers_params_stay_as_they_were(llm: LLM) -> None:
+    params = greedy(3)
+    before = params.clone()
+
+    llm.generate(PROMPTS, params, use_tqdm=False)
+
+    assert params == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"sampling_params": [greedy()] * 2}, ValueError, "2 entries for 3"),
+        ({"priority": [1]}, ValueError, "1 entries for 3"),
+        ({"sampling_params": {"temperature": 0}}, TypeError, "SamplingParams"),
+        ({"sampling_params": [None] * 3}, TypeError, "SamplingParams"),
+        ({"priority": "high"}, TypeError, "priority"),
+    ],
+)
+def test_arguments_that_fit_no_prompt_are_refused(llm: LLM, arguments: Any, error: type, message: str) -> None:
+    with pytest.raises(error, match=message):
+        llm.generate(PROMPTS, **{"sampling_params": greedy(), "use_tqdm": False, **arguments})
+
+    assert llm.llm_engine.get_num_unfinished_requests() == 0
+
+
+@pytest.mark.parametrize("bad", [{"prompt_token_ids": [5] * 600}, {"prompt_token_ids": []}, b"bytes"])
+def test_a_batch_that_fails_half_way_leaves_nothing_queued(llm: LLM, bad: Any) -> None:
+    with pytest.raises((ValueError, TypeError)):
+        llm.generate([PROMPTS[0], PROMPTS[1], bad, PROMPTS[2]], greedy(), use_tqdm=False)
+
+    (output,) = llm.generate(PROMPTS[2], greedy(), use_tqdm=False)
+    assert output.prompt == PROMPTS[2]
+    assert llm.reset_prefix_cache()
+
+
+def test_a_chat_batch_that_fails_half_way_leaves_nothing_queued(llm: LLM) -> None:
+    conversation = [{"role": "user", "content": "hi"}]
+    too_long = [{"role": "user", "content": "word " * 600}]
+
+    with pytest.raises(ValueError):
+        llm.chat([conversation, too_long], greedy(), use_tqdm=False)
+
+    assert len(llm.chat(conversation, greedy(), use_tqdm=False)) == 1
+    assert llm.reset_prefix_cache()
+
+
+def test_an_interrupt_during_the_run_leaves_nothing_queued(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    step, calls = llm.llm_engine.step, []
+
+    def interrupted_step() -> Any:
+        calls.append(None)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return step()
+
+    monkeypatch.setattr(llm.llm_engine, "step", interrupted_step)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(PROMPTS, greedy(50), use_tqdm=False)
+    monkeypatch.undo()
+
+    assert [output.prompt for output in llm.generate(PROMPTS[1], greedy(), use_tqdm=False)] == [PROMPTS[1]]
+    assert llm.reset_prefix_cache()
+
+
+def test_enqueued_prompts_wait_for_completion_and_keep_their_order(llm: LLM) -> None:
+    first = llm.enqueue(PROMPTS[:2], greedy(12), use_tqdm=False)
+    second = llm.enqueue(PROMPTS[2], greedy(3), use_tqdm=False)
+
+    (between,) = llm.generate("x", greedy(30), use_tqdm=False)
+    outputs = llm.wait_for_completion(use_tqdm=False)
+
+    assert len({*first, *second}) == 3
+    assert between.prompt == "x"
+    assert [output.prompt for output in outputs] == PROMPTS
+    assert [len(output.outputs[0].token_ids) for output in outputs] == [12, 12, 3]
+    assert llm.wait_for_completion(use_tqdm=False) == []
+
+
+def test_chat_is_the_template_and_generate(llm: LLM) -> None:
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "one two"}]
+    text = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\none two<|im_end|>\n<|im_start|>assistant\n"
+
+    (output,) = llm.chat(messages, greedy(), use_tqdm=False)
+
+    assert output.prompt_token_ids == llm.get_tokenizer().encode(text, add_special_tokens=False)
+    expected = llm.generate({"prompt_token_ids": output.prompt_token_ids}, greedy(), use_tqdm=False)
+    assert output.outputs[0].token_ids == expected[0].outputs[0].token_ids
+
+
+def test_chats_without_a_template_say_what_to_pass(make_llm: Any, tmp_path: Any, tiny_llama_dir: str) -> None:
+    import shutil
+
+    from tiny_llama import write_tokenizer
+
+    folder = tmp_path / "no_template"
+    shutil.copytree(tiny_llama_dir, folder)
+    write_tokenizer(folder, chat_template=None)
+    llm = make_llm(model=str(folder))
+    messages = [{"role": "user", "content": "hi"}]
+
+    with pytest.raises(ValueError, match="chat_template"):
+        llm.chat(messages, greedy(), use_tqdm=False)
+
+    (output,) = llm.chat(messages, greedy(), use_tqdm=False, chat_template="{{ messages[0]['content'] }}")
+    assert output.prompt == "hi"
+
+
+def test_the_models_generation_config_is_the_default_and_explicit_params_win(
+    make_llm: Any, tmp_path: Any, tiny_llama_dir: str
+) -> None:
+    import shutil
+
+    from tiny_llama import write_generation_config
+
+    folder = tmp_path / "with_defaults"
+    shutil.copytree(tiny_llama_dir, folder)
+    write_generation_config(folder, repetition_penalty=1.3, top_k=5, temperature=0.7, max_new_tokens=9)
+
+    llm = make_llm(model=str(folder))
+    ignoring = make_llm(model=str(folder), generation_config="vllm")
+    overriding = make_llm(model=str(folder), override_generation_config={"top_k": 7})
+
+    expected = SamplingParams(repetition_penalty=1.3, top_k=5, temperature=0.7, max_tokens=9)
+    assert llm.get_default_sampling_params() == expected
+    assert ignoring.get_default_sampling_params() == SamplingParams()
+    assert overriding.get_default_sampling_params().top_k == 7
+    assert len(llm.generate("hi", use_tqdm=False)[0].outputs[0].token_ids) <= 9
+    seeded = SamplingParams(seed=1, max_tokens=12)
+    assert (
+        llm.generate("hi", seeded, use_tqdm=False)[0].outputs[0].token_ids
+        == ignoring.generate("hi", seeded, use_tqdm=False)[0].outputs[0].token_ids
+    )
+
+
+def test_progress_bars_count_prompts_and_show_rates(llm: LLM) -> None:
+    bars: list[Any] = []
+
+    class Bar:
+        def __init__(self, items: Iterable[Any] = (), *, total: int, desc: str, **_: Any) -> None:
+            self.items, self.total, self.desc, self.count, self.postfix = items, total, desc, 0, ""
+            bars.append(self)
+
+        def __iter__(self) -> Any:
+            return iter(self.items)
+
+        def update(self, count: int) -> None:
+            self.count += count
+
+        def close(self) -> None:
+            self.closed = True
+
+    llm.generate(PROMPTS, greedy(), use_tqdm=Bar)
+
+    adding, processed = bars
+    assert (adding.total, processed.total, processed.count) == (3, 3, 3)
+    assert "input: " in processed.postfix and "output: " in processed.postfix
+    assert processed.closed
+
+
+def test_an_asleep_engine_says_so_and_goes_on_after_waking(llm: LLM) -> None:
+    (expected,) = llm.generate(PROMPTS[0], greedy(), use_tqdm=False)
+
+    llm.sleep(1)
+    llm.enqueue(PROMPTS[0], greedy(), use_tqdm=False)
+    with pytest.raises(RuntimeError, match="wake_up"):
+        llm.generate(PROMPTS[1], greedy(), use_tqdm=False)
+    llm.wake_up()
+
+    (output,) = llm.wait_for_completion(use_tqdm=False)
+    assert output.outputs[0].token_ids == expected.outputs[0].token_ids
+    assert output.num_cached_tokens == 0
+
+
+@pytest.mark.parametrize("multiprocess", [False, True])
+def test_sleeping_with_abort_hands_out_the_aborted_outputs(make_llm: Any, multiprocess: bool) -> None:
+    llm = make_llm(multiprocess=multiprocess)
+    llm.enqueue(PROMPTS, greedy(300), use_tqdm=False)
+
+    llm.sleep(1, mode="abort")
+
+    outputs = llm.wait_for_completion(use_tqdm=False)
+    assert [output.outputs[0].finish_reason for output in outputs] == ["abort"] * 3
+    assert not llm.llm_engine.has_unfinished_requests()
+
+
+def test_collective_rpc_and_apply_model_reach_the_worker_in_process(llm: LLM) -> None:
+    assert llm.collective_rpc(lambda worker, one: (type(worker).__name__, one), args=(1,)) == [("Worker", 1)]
+    assert llm.apply_model(lambda model: type(model).__name__) == ["Decoder"]
+
+
+def test_metrics_need_statistics(llm: LLM) -> None:
+    with pytest.raises(RuntimeError, match="disable_log_stats"):
+        llm.get_metrics()
+
+
+def test_unknown_arguments_are_a_type_error(tiny_llama_dir: str) -> None:
+    with pytest.raises(TypeError, match="no_such_option"):
+        LLM(tiny_llama_dir, no_such_option=1)
+
+
+def test_from_engine_args_builds_the_same_engine(tiny_llama_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+
+    with LLM.from_engine_args(EngineArgs(model=tiny_llama_dir, max_model_len=128)) as llm:
+        assert llm.model_config.max_model_len == 128
+
+    with pytest.raises(EngineDeadError):
+        llm.generate("hi", greedy(), use_tqdm=False)
+
+
+def test_an_engine_on_token_ids_alone_takes_and_gives_no_text(make_llm: Any) -> None:
+    llm = make_llm(skip_tokenizer_init=True)
+
+    (output,) = llm.generate([5, 6, 7], greedy(4, detokenize=False), use_tqdm=False)
+
+    assert (len(output.outputs[0].token_ids), output.outputs[0].text) == (4, "")
+    with pytest.raises(ValueError, match="tokenizer"):
+        llm.generate("text", greedy(), use_tqdm=False)
+    with pytest.raises(ValueError, match="tokenizer"):
+        llm.get_tokenizer()
+
+
+def test_prompt_embeds_give_what_their_tokens_give(make_llm: Any, reference: Any) -> None:
+    import torch
+
+    llm = make_llm(enable_prompt_embeds=True)
+    ids = [0, 323, 444, 17, 99]
+    embeds = reference.model.get_input_embeddings()(torch.tensor(ids)).detach()
+
+    outputs = llm.generate([{"prompt_embeds": embeds}, {"prompt_embeds": embeds[None]}, ids], greedy(), use_tqdm=False)
+
+    token_ids = [output.outputs[0].token_ids for output in outputs]
+    assert token_ids == [token_ids[2]] * 3
+    assert outputs[0].prompt_token_ids == [0] * len(ids)
+
+
+def test_dropping_an_in_process_engine_frees_its_model(tiny_llama_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from clients import SMALL_ENGINE
+
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    for _ in range(3):
+        llm = LLM(tiny_llama_dir, **SMALL_ENGINE)
+        llm.generate("hi", greedy(), use_tqdm=False)
+        executor = weakref.ref(llm.llm_engine.model_executor)
+
+        del llm
+        gc.collect()
+
+        assert executor() is None
