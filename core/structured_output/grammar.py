@@ -9,16 +9,20 @@ needs no precompilation over the vocabulary, so a new schema costs milliseconds.
 
 import functools
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 import llguidance
-from llguidance.gbnf_to_lark import any_to_lark
+from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from ...protocol.errors import VLLMValidationError
 from ...protocol.params import StructuredOutputsParams
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
+
+_EBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
+"""What tells EBNF, which defines rules so, from Lark."""
 
 _EOS = 256
 
@@ -33,7 +37,8 @@ def grammar_text(params: StructuredOutputsParams) -> str:
         if params.choice is not None:
             options = " | ".join(json.dumps(option) for option in params.choice)
             return llguidance.LLMatcher.grammar_from_lark(f"start: {options}")
-        return llguidance.LLMatcher.grammar_from_lark(any_to_lark(params.grammar or ""))
+        text = params.grammar or ""
+        return llguidance.LLMatcher.grammar_from_lark(gbnf_to_lark(text) if _EBNF_RULE.search(text) else text)
     except Exception as error:  # the notation converters raise whatever their parsers do
         raise _refusal(params, str(error)) from error
 
@@ -61,7 +66,7 @@ def _json_grammar(params: StructuredOutputsParams) -> str:
         options["whitespace_flexible"] = False
     if params.whitespace_pattern is not None:
         options["whitespace_pattern"] = params.whitespace_pattern
-    return llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema, allow_nan=False), overrides=options)
+    return llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema, allow_nan=False), overrides=options or None)
 
 
 def _closed(schema: Any) -> Any:
