@@ -65,26 +65,28 @@ def converse(session: ChatSession) -> None:
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401  line editing and recall for input()
         print("Ctrl-C stops an answer, Ctrl-D leaves.", file=sys.stderr)
-    while True:
-        try:
-            question = input("> " if interactive else "").strip()
-        except EOFError:
-            if interactive:
-                print()
-            return
-        except KeyboardInterrupt:
-            print("\nCtrl-D leaves.", file=sys.stderr)
-            continue
-        if question:
-            _print_answer(session, question)
-
-
-def _print_answer(session: ChatSession, question: str) -> None:
     with Interruption() as interruption:
-        try:
-            for text in session.answer(question, interruption):
-                print(text, end="", flush=True)
-        except ValueError as error:
-            print(f"corespan: {error}", file=sys.stderr)
-            return
+        while True:
+            try:
+                with interruption.raised():
+                    question = input("> " if interactive else "").strip()
+            except EOFError:
+                if interactive:
+                    print()
+                return
+            except KeyboardInterrupt:
+                print("\nCtrl-D leaves.", file=sys.stderr)
+                continue
+            interruption.requested = False
+            if question:
+                _print_answer(session, question, interruption)
+
+
+def _print_answer(session: ChatSession, question: str, interruption: Interruption) -> None:
+    try:
+        for text in session.answer(question, interruption):
+            print(text, end="", flush=True)
+    except ValueError as error:
+        print(f"corespan: {error}", file=sys.stderr)
+        return
     print(" [stopped]" if interruption.requested else "")

@@ -55,12 +55,12 @@ def build_parser() -> argparse.ArgumentParser:
 
     command = _add_engine_command(commands, "generate", "complete a prompt", run_generate.__doc__)
     command.add_argument("prompt", nargs="?", help="the text to complete; absent or -: read it from standard input")
-    _add_sampling_options(command, temperature=0.0, max_tokens=256)
+    _add_sampling_options(command, temperature=0.0, top_p=1.0, max_tokens=256)
     command.set_defaults(command=run_generate)
 
     command = _add_engine_command(commands, "chat", "talk to the model", run_chat.__doc__)
     command.add_argument("--system", help="the system message that opens the conversation")
-    _add_sampling_options(command, temperature=0.7, max_tokens=1024)
+    _add_sampling_options(command, temperature=0.2, top_p=0.9, max_tokens=1024)
     command.set_defaults(command=run_chat)
     return parser
 
@@ -79,16 +79,18 @@ def _add_engine_command(
     engine.add_argument("--model", default=DEFAULT_MODEL, help=MODEL_HELP)
     engine.add_argument("--revision", help="branch, tag or commit of a hub id")
     engine.add_argument("--dtype", default="auto", choices=["auto", "bfloat16", "float16", "float32"])
-    engine.add_argument("--max-model-len", metavar="N", help="tokens of prompt and completion, e.g. 4096 or 4K [the model's]")
+    engine.add_argument(
+        "--max-model-len", metavar="N", help="tokens of prompt and completion, e.g. 4096 or 4K [the model's]"
+    )
     return command
 
 
-def _add_sampling_options(command: argparse.ArgumentParser, temperature: float, max_tokens: int) -> None:
+def _add_sampling_options(command: argparse.ArgumentParser, temperature: float, top_p: float, max_tokens: int) -> None:
     sampling = command.add_argument_group("sampling")
     add = sampling.add_argument
     add("--max-tokens", type=int, default=max_tokens, metavar="N", help="at most so many new tokens [%(default)s]")
     add("--temperature", type=float, default=temperature, metavar="T", help="0: greedy [%(default)s]")
-    add("--top-p", type=float, default=1.0, metavar="P", help="sample among the likeliest tokens, together P probable")
+    add("--top-p", type=float, default=top_p, metavar="P", help="sample among the likeliest, together P [%(default)s]")
     add("--top-k", type=int, default=0, metavar="K", help="sample among the K likeliest tokens [all]")
     add("--min-p", type=float, default=0.0, metavar="P", help="drop tokens less likely than P times the likeliest")
     add("--repetition-penalty", type=float, default=1.0, metavar="R", help="above 1: discourage what was already said")

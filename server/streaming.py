@@ -1,5 +1,6 @@
 """One completion, piece by piece, from a sync engine: what `generate` and `chat` print. Knows how to be interrupted."""
 
+import contextlib
 import itertools
 import signal
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ _request_numbers = itertools.count()
 
 
 class Interruption:
-    """While entered, Ctrl-C only sets `requested`; a second Ctrl-C raises KeyboardInterrupt as usual."""
+    """While entered, Ctrl-C only sets `requested`; one more before that is cleared raises KeyboardInterrupt."""
 
     def __init__(self) -> None:
         self.requested = False
@@ -25,6 +26,15 @@ class Interruption:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         signal.signal(signal.SIGINT, self._previous)
+
+    @contextlib.contextmanager
+    def raised(self) -> Iterator[None]:
+        """Within, Ctrl-C raises KeyboardInterrupt at once."""
+        try:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            yield
+        finally:
+            signal.signal(signal.SIGINT, self._note)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.requested:
