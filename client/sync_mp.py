@@ -1,6 +1,6 @@
 """The blocking client for a core in a process of its own."""
 
-import contextlib
+import functools
 import itertools
 import threading
 import weakref
@@ -15,6 +15,7 @@ from ..protocol.requests import EngineCoreRequest, EngineCoreRequestType, Utilit
 from .base import SyncEngineCoreClient
 from .failures import utility_result
 from .link import CoreLink
+from .supervisor import Supervisor
 
 R = TypeVar("R")
 
@@ -25,9 +26,10 @@ class SyncMPClient(SyncEngineCoreClient):
     """
 
     def __init__(self, vllm_config: VllmConfig, executor_class: str, log_stats: bool) -> None:
-        self._link = CoreLink(vllm_config, executor_class, log_stats)
-        self._finalizer = weakref.finalize(self, self._link.close)
-        self.vllm_config = self._link.vllm_config
+        start = functools.partial(CoreLink, vllm_config, executor_class, log_stats)
+        self._supervisor = Supervisor(start, vllm_config)
+        self._finalizer = weakref.finalize(self, self._supervisor.close)
+        self.vllm_config = self._supervisor.link.vllm_config
         self._call_ids = itertools.count()
         self._state = threading.Condition()  # guards the three below
         self._outputs: deque[EngineCoreOutputs] = deque()
@@ -38,33 +40,37 @@ class SyncMPClient(SyncEngineCoreClient):
         return self._wait_for(lambda: self._outputs.popleft() if self._outputs else None)
 
     def add_request(self, request: EngineCoreRequest) -> None:
-        self._link.send(EngineCoreRequestType.ADD, request)
+        self._supervisor.add(request)
 
     def abort_requests(self, request_ids: list[str]) -> None:
-        if not request_ids or self._link.check_death():
-            return
-        with contextlib.suppress(EngineDeadError):
-            self._link.send(EngineCoreRequestType.ABORT, request_ids)
+        if request_ids and not self.engine_dead:
+            self._supervisor.abort(request_ids)
 
     def call_utility(self, method: str, *args: object) -> Any:
         call_id = next(self._call_ids)
         self._answers[call_id] = None
+        link = self._living_link()
         try:
-            self._link.send(EngineCoreRequestType.UTILITY, UtilityRequest(0, call_id, method, list(args)))
-            return utility_result(self._wait_for(lambda: self._answers[call_id]))
+            link.send(EngineCoreRequestType.UTILITY, UtilityRequest(0, call_id, method, list(args)))
+            return utility_result(self._wait_for(lambda: self._answers[call_id], link))
         finally:
             del self._answers[call_id]
 
+    def _living_link(self) -> CoreLink:
+        if self._supervisor.link.check_death():
+            self._revive()
+        return self._supervisor.link
+
     @property
     def engine_dead(self) -> bool:
-        return self._link.check_death()
+        return self._supervisor.dead
 
     def dead_error(self) -> EngineDeadError:
-        return self._link.dead_error()
+        return self._supervisor.dead_error()
 
     def shutdown(self, timeout: float | None = None) -> None:
         """What the core finished meanwhile is still handed out by `get_output`."""
-        last_outputs = self._link.close(
+        last_outputs = self._supervisor.close(
             self.vllm_config.parallel_config.shutdown_timeout if timeout is None else timeout
         )
         self._finalizer.detach()
@@ -72,16 +78,20 @@ class SyncMPClient(SyncEngineCoreClient):
             for outputs in last_outputs:
                 self._sort(outputs)
 
-    def _wait_for(self, take: Callable[[], R | None]) -> R:
-        """What `take` returns, as soon as that is not None. Raises EngineDeadError when it cannot come any more."""
+    def _wait_for(self, take: Callable[[], R | None], link: CoreLink | None = None) -> R:
+        """What `take` returns, as soon as that is not None. Raises EngineDeadError when it cannot come any more: the
+        core is dead for good or, if it must come from a certain `link`, that one is.
+        """
         while True:
             with self._state:
                 while True:
                     taken = take()
                     if taken is not None:
                         return taken
-                    if self._link.dead_cause is not None:
-                        raise self._link.dead_error()
+                    if link is not None and link.dead_cause is not None:
+                        raise link.dead_error()
+                    if self._supervisor.link.dead_cause is not None and not self._supervisor.may_restart:
+                        raise self.dead_error()
                     if not self._someone_reads:
                         break
                     self._state.wait()
@@ -94,14 +104,24 @@ class SyncMPClient(SyncEngineCoreClient):
                     self._state.notify_all()
 
     def _read(self) -> None:
-        """Waits for messages and sorts those that have come."""
-        received = self._link.receive_nowait()
+        """Waits for a message and sorts it, or replaces a dead core."""
+        link = self._supervisor.link
+        received = link.receive_nowait()
         if received is None:
-            self._link.wait()
-            received = self._link.receive_nowait()
+            link.wait()
+            received = link.receive_nowait()
         if received is not None:
+            self._supervisor.record(received)
             with self._state:
                 self._sort(received)
+        elif link.dead_cause is not None and self._supervisor.may_restart:
+            self._revive()
+
+    def _revive(self) -> None:
+        given_up = self._supervisor.revive()
+        if given_up.outputs:
+            with self._state:
+                self._outputs.append(given_up)
 
     def _sort(self, received: EngineCoreOutputs) -> None:
         answer = received.utility_output

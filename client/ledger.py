@@ -1,0 +1,108 @@
+"""What is unfinished behind a client: all that a new core needs to go on where a dead one stopped."""
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import msgspec
+
+from ..protocol.outputs import EngineCoreOutputs
+from ..protocol.requests import EngineCoreRequest
+
+PROGRESS = 2
+"""Tokens from a core after which a request is not suspected of having killed it."""
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """A request with all its tokens so far; `progress` counts those that came from the present core."""
+
+    request: EngineCoreRequest
+    tokens: list[int]
+    sent: bool = False
+    progress: int = 0
+
+    @property
+    def suspicious(self) -> bool:
+        return self.sent and self.progress < PROGRESS
+
+
+class Ledger:
+    """The unfinished requests of one client, in order of arrival. Not thread-safe.
+
+    After a death, the requests that had made progress go to the new core at once. Those that can have been running but
+    had made none are suspects: when all others have made progress again, they are tried one by one, and everything else
+    waits so long. If the core dies of a request on trial, or twice of one that was alone, that request is given up.
+    """
+
+    def __init__(self, max_num_seqs: int | None) -> None:
+        """Only the first `max_num_seqs` requests can have been running; None: any."""
+        self._max_num_seqs = max_num_seqs
+        self._entries: dict[str, Entry] = {}
+        self._innocent: list[Entry] = []
+        self._suspects: deque[Entry] = deque()
+        self._on_trial: Entry | None = None
+        self._alone_at_death: Entry | None = None
+
+    def add(self, request: EngineCoreRequest) -> None:
+        self._entries[request.request_id] = Entry(request, list(request.output_token_ids))
+
+    def discard(self, request_ids: Iterable[str]) -> None:
+        for request_id in request_ids:
+            self._entries.pop(request_id, None)
+
+    def record(self, outputs: EngineCoreOutputs) -> None:
+        """Takes note of outputs that the shell is going to see."""
+        for output in outputs.outputs:
+            entry = self._entries.get(output.request_id)
+            if entry is None:
+                continue
+            entry.tokens += output.new_token_ids
+            entry.progress += len(output.new_token_ids)
+            if output.finish_reason is not None:
+                del self._entries[output.request_id]
+
+    def take_due(self) -> list[EngineCoreRequest]:
+        """The requests to be sent now; they count as sent from here on."""
+        if self._innocent:
+            due, self._innocent = self._live(self._innocent), []
+        elif self._trial_runs() or (self._suspects and any(entry.suspicious for entry in self._possibly_running())):
+            due = []
+        else:
+            self._suspects = deque(self._live(self._suspects))
+            self._on_trial = self._suspects.popleft() if self._suspects else None
+            due = [self._on_trial] if self._on_trial else [entry for entry in self._entries.values() if not entry.sent]
+        return [_send(entry) for entry in due]
+
+    def bury(self) -> list[str]:
+        """The core has died; from now on `take_due` is about its successor. Returns the ids of the requests given up."""
+        suspects = [entry for entry in self._possibly_running() if entry.suspicious]
+        sent = [entry for entry in self._entries.values() if entry.sent]
+        alone = sent[0] if len(sent) == 1 else None
+        guilty = alone if alone in suspects and alone is self._alone_at_death else self._on_trial
+        given_up = []
+        if guilty in suspects:
+            suspects.remove(guilty)
+            given_up.append(guilty.request.request_id)
+            self.discard(given_up)
+        self._alone_at_death = alone
+        self._innocent = [entry for entry in self._entries.values() if entry.sent and not entry.suspicious]
+        self._suspects = deque([*suspects, *(entry for entry in self._suspects if entry not in suspects)])
+        self._on_trial = None
+        for entry in self._entries.values():
+            entry.sent, entry.progress = False, 0
+        return given_up
+
+    def _trial_runs(self) -> bool:
+        return self._on_trial in self._live([self._on_trial]) and self._on_trial.suspicious if self._on_trial else False
+
+    def _possibly_running(self) -> list[Entry]:
+        return list(self._entries.values())[: self._max_num_seqs]
+
+    def _live(self, entries: Iterable[Entry]) -> list[Entry]:
+        return [entry for entry in entries if self._entries.get(entry.request.request_id) is entry]
+
+
+def _send(entry: Entry) -> EngineCoreRequest:
+    entry.sent = True
+    return msgspec.structs.replace(entry.request, output_token_ids=list(entry.tokens))

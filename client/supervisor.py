@@ -1,0 +1,146 @@
+"""Keeps a core behind a client: passes requests on to it and, if the configuration says so, replaces it when it dies.
+
+The callers of a replaced core see a pause. Its unfinished requests go on from their prompts and tokens so far, with the
+tokens they would have had, since sampling depends on seed and position only.
+"""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+from ..protocol.config import VllmConfig
+from ..protocol.errors import EngineDeadError
+from ..protocol.outputs import EngineCoreOutput, EngineCoreOutputs, FinishReason
+from ..protocol.requests import EngineCoreRequest, EngineCoreRequestType
+from .ledger import Ledger
+from .link import CoreLink
+
+logger = logging.getLogger("corespan.client")
+
+RESTART_WINDOW = 600.0  # seconds in which `engine_restart` restarts are the limit
+FIRST_DELAY = 0.5  # seconds before the second of several restarts with no token between them; then doubled
+LONGEST_DELAY = 30.0
+
+
+class Supervisor:
+    """`link` is the present core. Requests go through `add`, aborts through `abort`; whatever the link receives must be
+    shown to `record`. Thread-safe.
+    """
+
+    def __init__(self, start: Callable[[], CoreLink], vllm_config: VllmConfig) -> None:
+        """Starts the first core; raises what `start` raises."""
+        self._start = start
+        self._limit = vllm_config.parallel_config.engine_restart
+        fcfs = vllm_config.scheduler_config.policy == "fcfs"
+        self._ledger = Ledger(vllm_config.scheduler_config.max_num_seqs if fcfs else None)
+        self._lock = threading.RLock()  # guards the ledger and which link is the present one
+        self._revival = threading.Lock()
+        self._closing = threading.Event()
+        self._restarts: deque[float] = deque()
+        self._fruitless = 0  # restarts since the last token
+        self.link = start()
+
+    @property
+    def dead(self) -> bool:
+        """Whether the core is gone and none will take its place."""
+        return self.link.check_death() and not self.may_restart
+
+    @property
+    def may_restart(self) -> bool:
+        """Whether a core that dies now is replaced."""
+        while self._restarts and self._restarts[0] < time.monotonic() - RESTART_WINDOW:
+            self._restarts.popleft()
+        return len(self._restarts) < self._limit and not self._closing.is_set()
+
+    def dead_error(self) -> EngineDeadError:
+        return self.link.dead_error()
+
+    def add(self, request: EngineCoreRequest) -> None:
+        """Raises EngineDeadError when the core is dead and none will take its place."""
+        if not self._limit:
+            self.link.send(EngineCoreRequestType.ADD, request)
+            return
+        with self._lock:
+            if self.dead:
+                raise self.dead_error()
+            self._ledger.add(request)
+            self._send_due()
+
+    def abort(self, request_ids: list[str]) -> None:
+        with self._lock:
+            self._ledger.discard(request_ids)
+            try:
+                self.link.send(EngineCoreRequestType.ABORT, request_ids)
+                self._send_due()
+            except EngineDeadError:
+                return  # then nothing is left to be aborted
+
+    def record(self, outputs: EngineCoreOutputs) -> None:
+        if not self._limit:
+            return
+        with self._lock:
+            self._fruitless = 0
+            self._ledger.record(outputs)
+            self._send_due()
+
+    def _send_due(self) -> None:
+        """What cannot be sent because the core has just died is sent to its successor."""
+        for request in self._ledger.take_due() if self._limit else ():
+            try:
+                self.link.send(EngineCoreRequestType.ADD, request)
+            except EngineDeadError:
+                return
+
+    def revive(self) -> EngineCoreOutputs:
+        """Puts a new core in the place of the dead one, and hands it all that is unfinished. Blocks meanwhile.
+
+        Returns the ends of the requests that are given up, because the core died of them twice. Raises EngineDeadError
+        when there are to be no more restarts.
+        """
+        with self._revival:
+            if self.link.dead_cause is None:
+                return EngineCoreOutputs()
+            dead, link = self.link, self._start_again()
+            with self._lock:
+                self.link = link
+                given_up = self._ledger.bury()
+                self._send_due()
+            dead.release()
+            if self._closing.is_set():
+                link.close()
+        reason = f"the engine core died of this request twice: {dead.dead_cause}"
+        return EngineCoreOutputs(
+            outputs=[
+                EngineCoreOutput(request_id, [], finish_reason=FinishReason.ERROR, stop_reason=reason)
+                for request_id in given_up
+            ]
+        )
+
+    def _start_again(self) -> CoreLink:
+        while self.may_restart:
+            self._restarts.append(time.monotonic())
+            delay = min(FIRST_DELAY * 2 ** (self._fruitless - 1), LONGEST_DELAY) if self._fruitless else 0.0
+            self._fruitless += 1
+            logger.warning("Starting a new engine core (%d of %d)", len(self._restarts), self._limit)
+            if self._closing.wait(delay):
+                break
+            try:
+                return self._start()
+            except Exception:
+                logger.exception("The new engine core did not start")
+        raise self.dead_error()
+
+    def stop(self, drain_timeout: float) -> list[EngineCoreOutputs]:
+        """Ends the core for good. Returns what it sent meanwhile and nobody took."""
+        self._closing.set()
+        return self.link.stop(drain_timeout)
+
+    def release(self) -> None:
+        self.link.release()
+
+    def close(self, drain_timeout: float = 0.0) -> list[EngineCoreOutputs]:
+        last_outputs = self.stop(drain_timeout)
+        self.release()
+        return last_outputs
