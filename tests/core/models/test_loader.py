@@ -1,0 +1,175 @@
+"""Checkpoints on disk: single files, shards, dtypes, and every way in which they can be wrong."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from step_driver import StepDriver, make_vllm_config
+from tiny_models import build_tiny_model
+
+from corespan.core.models.decoder import expected_tensors
+from corespan.core.models.registry import resolve_decoder_config
+from corespan.core.worker import memory
+from corespan.core.worker.worker import Worker
+
+PROMPT = list(range(5, 25))
+UP = "model.layers.1.mlp.up_proj.weight"
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any], list[int]]:
+    """A tiny Llama's folder, its config, and its greedy continuation of PROMPT."""
+    folder = tmp_path_factory.mktemp("llama")
+    build_tiny_model(folder, "llama")
+    hf_config = json.loads((folder / "config.json").read_text())
+    return folder, hf_config, continuation(folder, hf_config)
+
+
+@pytest.fixture
+def rewrite(llama: tuple[Path, dict[str, Any], list[int]], tmp_path: Path) -> Callable[..., None]:
+    """Writes the tiny Llama's tensors to tmp_path after `change` has had its way with them."""
+
+    def write(change: Callable[[dict[str, torch.Tensor]], None]) -> None:
+        tensors = load_file(llama[0] / "model.safetensors")
+        change(tensors)
+        save_file(tensors, tmp_path / "model.safetensors")
+
+    return write
+
+
+def continuation(folder: Path, hf_config: dict[str, Any], dtype: str = "float32") -> list[int]:
+    driver = StepDriver(Worker(make_vllm_config(str(folder), hf_config, dtype=dtype)), num_blocks=8)
+    driver.add("r", PROMPT)
+    driver.run(8)
+    return driver.requests["r"].output
+
+
+def load(folder: Path, hf_config: dict[str, Any]) -> Worker:
+    return Worker(make_vllm_config(str(folder), hf_config))
+
+
+def test_shards_named_by_an_index_make_one_model(llama: Any, tmp_path: Path) -> None:
+    folder, hf_config, expected = llama
+    tensors = load_file(folder / "model.safetensors")
+    names = sorted(tensors)
+    shards = {"model-1.safetensors": names[::2], "model-2.safetensors": names[1::2]}
+    for file, part in shards.items():
+        save_file({name: tensors[name] for name in part}, tmp_path / file)
+    weight_map = {name: file for file, part in shards.items() for name in part}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    assert continuation(tmp_path, hf_config) == expected
+
+
+def test_a_missing_shard_is_named(llama: Any, tmp_path: Path) -> None:
+    index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    save_file({"a": torch.zeros(1)}, tmp_path / "model-1.safetensors")
+    with pytest.raises(FileNotFoundError, match=r"lacks model-2\.safetensors"):
+        load(tmp_path, llama[1])
+
+
+@pytest.mark.parametrize("stored", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_any_stored_dtype_serves_any_engine_dtype(
+    llama: Any, rewrite: Any, tmp_path: Path, stored: torch.dtype, dtype: str
+) -> None:
+    rewrite(lambda tensors: tensors.update({name: tensor.to(stored) for name, tensor in tensors.items()}))
+    model = Worker(make_vllm_config(str(tmp_path), llama[1], dtype=dtype)).model_runner.model
+    assert model is not None
+    source = load_file(llama[0] / "model.safetensors")["model.embed_tokens.weight"]
+    assert model.embed_weight.equal(source.to(stored).to(getattr(torch, dtype)))
+    assert len(continuation(tmp_path, llama[1], dtype)) == 8
+
+
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.5, 0.999])
+def test_a_truncated_file_is_named(llama: Any, tmp_path: Path, share: float) -> None:
+    content = (llama[0] / "model.safetensors").read_bytes()
+    (tmp_path / "model.safetensors").write_bytes(content[: int(len(content) * share)])
+    with pytest.raises(ValueError, match=r"model\.safetensors is not a whole safetensors file"):
+        load(tmp_path, llama[1])
+
+
+def test_a_folder_without_weights_is_named(llama: Any, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=f"{tmp_path.name} holds no safetensors"):
+        load(tmp_path, llama[1])
+
+
+def test_missing_surplus_and_misshapen_tensors_are_all_named(llama: Any, rewrite: Any, tmp_path: Path) -> None:
+    def spoil(tensors: dict[str, torch.Tensor]) -> None:
+        del tensors["model.norm.weight"]
+        tensors["model.extra.weight"] = torch.zeros(2)
+        tensors[UP] = tensors[UP][:-1].clone()
+
+    rewrite(spoil)
+    with pytest.raises(ValueError) as caught:
+        load(tmp_path, llama[1])
+    message = str(caught.value)
+    assert "missing: model.norm.weight" in message
+    assert "unexpected: model.extra.weight" in message
+    assert f"{UP} is [95, 64], expected [96, 64]" in message
+
+
+def test_a_tensor_of_integers_is_named(llama: Any, rewrite: Any, tmp_path: Path) -> None:
+    rewrite(lambda tensors: tensors.update({UP: tensors[UP].to(torch.int8)}))
+    with pytest.raises(ValueError, match=f"tensor {UP} .* is I8; supported are BF16, F16, F32"):
+        load(tmp_path, llama[1])
+
+
+def test_a_tied_head_may_be_stored_as_well(llama: Any, tmp_path: Path) -> None:
+    reference = build_tiny_model(tmp_path, "qwen2_tied")
+    hf_config = json.loads((tmp_path / "config.json").read_text())
+    expected = continuation(tmp_path, hf_config)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["lm_head.weight"] = reference.lm_head.weight.detach().clone()
+    save_file(tensors, tmp_path / "model.safetensors")
+    assert continuation(tmp_path, hf_config) == expected
+
+
+def test_a_model_too_large_is_refused_with_figures_before_loading(llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "available_memory", lambda: 100 << 20)
+    huge = {**llama[1], "hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80}
+    with pytest.raises(ValueError, match=r"needs \d{2,}\.\d\d GiB .*float32, and only 0\.10 GiB"):
+        load(llama[0], huge)
+
+
+def test_an_unknown_architecture_is_named_with_the_known_ones(llama: Any) -> None:
+    with pytest.raises(ValueError, match="MambaForCausalLM is not supported; known are LlamaForCausalLM, Mistral"):
+        resolve_decoder_config({**llama[1], "architectures": ["MambaForCausalLM"]})
+
+
+def test_a_config_without_a_needed_key_is_refused_with_its_name(llama: Any) -> None:
+    hf_config = {key: value for key, value in llama[1].items() if key != "intermediate_size"}
+    with pytest.raises(ValueError, match="no 'intermediate_size', which LlamaForCausalLM needs"):
+        resolve_decoder_config(hf_config)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
+        ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "rope_type is 'longrope'"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
+        ({"num_key_value_heads": 3}, "no multiple of num_key_value_heads"),
+    ],
+)
+def test_what_the_decoder_cannot_do_is_refused(llama: Any, change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        resolve_decoder_config({**llama[1], **change})
+
+
+def test_older_rope_keys_mean_the_same_as_the_newer_ones(llama: Any) -> None:
+    base = {key: value for key, value in llama[1].items() if key != "rope_parameters"}
+    scaling = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+    older = {**base, "rope_theta": 5e5, "rope_scaling": {"type": "llama3", **scaling}}
+    newer = {**base, "rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, **scaling}}
+    assert resolve_decoder_config(older) == resolve_decoder_config(newer)
+
+
+def test_expected_tensors_are_what_transformers_saves(llama: Any) -> None:
+    saved = load_file(llama[0] / "model.safetensors")
+    expected = expected_tensors(resolve_decoder_config(llama[1]))
+    assert expected == {name: tuple(tensor.shape) for name, tensor in saved.items()}
