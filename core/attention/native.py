@@ -15,8 +15,8 @@ _PARTIALS_FLOATS = 1 << 21
 
 
 class NativeAttentionBackend(AttentionBackend):
-    """Cache: [2, num_blocks * block_size / 16, num_kv_heads, 16 * head_dim]; with p values to 4 bytes, a block's keys lie
-    as [head_dim / p, 16, p], its values as [16 / p, head_dim, p]."""
+    """Cache: [2, num_kv_heads, num_blocks * block_size / 16, 16 * head_dim]. With p values to 4 bytes, a block's keys
+    lie as [head_dim / p, 16, p], its values as [16 / p, head_dim, p]."""
 
     name = "native"
 
@@ -56,7 +56,7 @@ class NativeAttentionBackend(AttentionBackend):
 
     def allocate(self, num_blocks: int) -> torch.Tensor:
         blocks = num_blocks * self.block_size // _BLOCK
-        return memory.allocate((2, blocks, self.num_kv_heads, _BLOCK * self.head_dim), self.dtype)
+        return memory.allocate((2, self.num_kv_heads, blocks, _BLOCK * self.head_dim), self.dtype)
 
     def forward(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kv_cache: torch.Tensor, metadata: AttentionMetadata
@@ -75,6 +75,7 @@ class NativeAttentionBackend(AttentionBackend):
             v_stride=v.stride(0),
             k_cache=keys,
             v_cache=values,
+            num_blocks=kv_cache.shape[2],
             num_kv_heads=self.num_kv_heads,
             head_dim=self.head_dim,
             dtype=dtype,
@@ -85,6 +86,7 @@ class NativeAttentionBackend(AttentionBackend):
             q_stride=q.stride(0),
             k_cache=keys,
             v_cache=values,
+            num_blocks=kv_cache.shape[2],
             out=out.data_ptr(),
             out_stride=out.stride(0),
             num_heads=self.num_heads,

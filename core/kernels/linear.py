@@ -25,7 +25,7 @@ class PackedWeight:
     """One packed matrix and its bias: y = epilogue(x @ weight.T + bias)."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, epilogue: int = STORE) -> None:
-        """weight: [n, k] bfloat16, bias: [n]; for SILU_MUL the first half of the rows is the gate, n divisible by 32."""
+        """weight: [n, k] bfloat16, bias: [n]; SILU_MUL: gate rows first, n divisible by 32."""
         self.n, self.k = weight.shape
         if epilogue == SILU_MUL:
             weight, bias = _interleave(weight), None if bias is None else _interleave(bias)

@@ -13,7 +13,7 @@ def allocate(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     size = math.prod(shape) * dtype.itemsize
     if size < _HUGE_PAGE:
         return torch.zeros(shape, dtype=dtype)
-    pages = mmap.mmap(-1, size + _HUGE_PAGE)
+    pages = mmap.mmap(-1, size + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         pages.madvise(mmap.MADV_HUGEPAGE)
     buffer = torch.frombuffer(pages, dtype=torch.uint8)

@@ -1,4 +1,4 @@
-"""Single operations of the native kernels on torch tensors, for whoever runs a model layer by layer and for the tests."""
+"""Single operations of the native kernels on torch tensors, for models that run layer by layer and for the tests."""
 
 import ctypes
 

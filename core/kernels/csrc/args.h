@@ -78,8 +78,9 @@ struct RotaryArgs {
     const float* cos_sin;  // [positions, rotary_dim]: cosines, then sines; null: no rotation
     const void* q_norm;    // [head_dim] or null
     const void* k_norm;
-    void* k_cache;  // [blocks, kv_heads, head_dim / p, 16, p], p values to a word
-    void* v_cache;  // [blocks, kv_heads, 16 / p, head_dim, p]
+    void* k_cache;  // [kv_heads, num_blocks, head_dim / p, 16, p], p values to a word
+    void* v_cache;  // [kv_heads, num_blocks, 16 / p, head_dim, p]
+    int64_t num_blocks;
     int64_t num_heads;
     int64_t num_kv_heads;
     int64_t head_dim;
@@ -97,6 +98,7 @@ struct WriteKvArgs {
     int64_t v_stride;
     void* k_cache;
     void* v_cache;
+    int64_t num_blocks;
     int64_t num_kv_heads;
     int64_t head_dim;
     int64_t dtype;
@@ -108,6 +110,7 @@ struct AttentionArgs {
     int64_t q_stride;
     const void* k_cache;
     const void* v_cache;
+    int64_t num_blocks;
     void* out;  // [tokens, out_stride]
     int64_t out_stride;
     int64_t num_heads;

@@ -8,6 +8,7 @@
 constexpr int BLOCK = 16;
 constexpr int MAX_HEAD_DIM = 512;
 constexpr int PARTITION = 256;
+constexpr int AHEAD = 1;  // blocks to fetch ahead where a context's blocks lie scattered, which hides them from the hardware
 constexpr int PARTITION_BLOCKS = PARTITION / BLOCK;
 constexpr int MAX_ROWS = 48;  // query rows that share one reading of a partition: tokens x heads of one kv head
 #if defined(ISA_AVX512BF16) || defined(ISA_AVX512)
@@ -48,7 +49,7 @@ struct Attention {
     const uint32_t* block(const void* cache, int64_t req, int64_t index, int64_t kv_head) const {
         const int64_t per_entry = step.block_size / BLOCK;
         const int64_t id = step.block_table[req * step.block_table_stride + index / per_entry] * per_entry + index % per_entry;
-        return (const uint32_t*)cache + (id * a.num_kv_heads + kv_head) * block_words;
+        return (const uint32_t*)cache + (kv_head * a.num_blocks + id) * block_words;
     }
 
     // [first, end) of the context that the row of `position` attends to, relative to and within the partition.
@@ -58,13 +59,18 @@ struct Attention {
         end = (int)clamp<int64_t>(position + 1 - start, first, PARTITION);
     }
 
+    // `ahead`: blocks to fetch meanwhile, or null.
     template <int ROWS, int BLOCKS>
-    INLINE void score_group(const uint32_t* const* q, const uint32_t* const* k, float* const* scores) const {
+    INLINE void score_group(const uint32_t* const* q, const uint32_t* const* k, const uint32_t* const* ahead,
+                            float* const* scores) const {
         Vec sum[ROWS][BLOCKS];
         UNROLL for (int r = 0; r < ROWS; r++) UNROLL for (int b = 0; b < BLOCKS; b++) sum[r][b] = splat(0.0f);
         for (int64_t w = 0; w < words; w++) {
             Words keys[BLOCKS];
-            UNROLL for (int b = 0; b < BLOCKS; b++) keys[b] = load_words(k[b] + w * BLOCK);
+            UNROLL for (int b = 0; b < BLOCKS; b++) {
+                keys[b] = load_words(k[b] + w * BLOCK);
+                if (ahead) __builtin_prefetch(ahead[b] + w * BLOCK);
+            }
             UNROLL for (int r = 0; r < ROWS; r++) {
                 const Words query = splat_word(q[r][w]);
                 UNROLL for (int b = 0; b < BLOCKS; b++) sum[r][b] = dot<T>(sum[r][b], keys[b], query);
@@ -74,42 +80,46 @@ struct Attention {
     }
 
     template <int ROWS>
-    void score_rows(int rows, const uint32_t* const* q, const uint32_t* const* k, int blocks, float* const* scores) const {
+    void score_rows(int rows, const uint32_t* const* q, const uint32_t* const* k, bool scattered, int blocks,
+                    float* const* scores) const {
         if constexpr (ROWS > 1)
-            if (rows < ROWS) return score_rows<ROWS - 1>(rows, q, k, blocks, scores);
+            if (rows < ROWS) return score_rows<ROWS - 1>(rows, q, k, scattered, blocks, scores);
+        // Few rows wait for memory, which is read fastest as one stream; many rows keep several blocks' sums in registers.
+        constexpr int BLOCKS = ROWS < 4 ? 1 : SIDE;
         float* at[ROWS];
         for (int b = 0; b < blocks;) {
             for (int r = 0; r < ROWS; r++) at[r] = scores[r] + b * BLOCK;
-            if (b + SIDE <= blocks) {
-                score_group<ROWS, SIDE>(q, k + b, at);
-                b += SIDE;
+            if (b + BLOCKS <= blocks) {
+                score_group<ROWS, BLOCKS>(q, k + b, scattered ? k + b + AHEAD : nullptr, at);
+                b += BLOCKS;
             } else {
-                score_group<ROWS, 1>(q, k + b, at);
+                score_group<ROWS, 1>(q, k + b, scattered ? k + b + AHEAD : nullptr, at);
                 b++;
             }
         }
     }
 
-    // Scores in [first, end) become weights 2^(score * c - max), rounded to T into `weights`; all others in
-    // [0, padded) become 0. Returns the row's maximum and sum in this partition.
+    // Scores in [first, end) become weights 2^(c * (score - maximum)), rounded to T into `weights`; all others in
+    // [0, padded) become 0. Returns the row's maximum (times c) and sum in this partition.
     RowState softmax(float* scores, T* weights, int first, int end, int padded) const {
-        const float c = (float)a.scale * 1.44269504f;
-        Vec top = splat(-INFINITY);
-        for (int i = first / 16 * 16; i < end; i += 16) {
-            const Vec s = keep_lanes(load(scores + i) * splat(c), first - i, end - i, -INFINITY);
-            store(scores + i, s);
-            top = max(top, s);
-        }
+        const int first_block = first / BLOCK * BLOCK, end_block = (end + BLOCK - 1) / BLOCK * BLOCK;
         RowState state;
-        if (first >= end) {
-            for (int i = 0; i < padded; i += 16) store(weights + i, splat(0.0f));
-            return state;
-        }
-        state.max = lane_max(top);
+        for (int i = 0; i < padded; i += BLOCK)
+            if (i < first_block || i >= end_block || first >= end) store(weights + i, splat(0.0f));
+        if (first >= end) return state;
+        auto hide_outside = [&](int block) {
+            store(scores + block, keep_lanes(load(scores + block), first - block, end - block, -INFINITY));
+        };
+        hide_outside(first_block);
+        hide_outside(end_block - BLOCK);
+        Vec top = load(scores + first_block);
+        for (int i = first_block + BLOCK; i < end_block; i += BLOCK) top = max(top, load(scores + i));
+        const float c = (float)a.scale * 1.44269504f;
+        state.max = lane_max(top) * c;
+        const Vec factor = splat(c), shift = splat(-state.max);
         Vec total = splat(0.0f);
-        for (int i = 0; i < padded; i += 16) {
-            const bool inside = i + 16 > first && i < end;
-            const Vec w = inside ? exp2(load(scores + i) - splat(state.max)) : splat(0.0f);
+        for (int i = first_block; i < end_block; i += BLOCK) {
+            const Vec w = exp2(fma(load(scores + i), factor, shift));
             store(weights + i, w);
             total = total + w;
         }
@@ -118,39 +128,46 @@ struct Attention {
     }
 
     template <int ROWS, int SLICES>
-    INLINE void weigh_group(const T* const* weights, const uint32_t* const* v, int first, int end, int64_t d,
+    INLINE void weigh_group(const T* const* weights, const uint32_t* const* v, bool scattered, int first, int end, int64_t d,
                             float* const* out) const {
         Vec sum[ROWS][SLICES];
         UNROLL for (int r = 0; r < ROWS; r++) UNROLL for (int s = 0; s < SLICES; s++) sum[r][s] = splat(0.0f);
-        auto add = [&](int word, Words keep) __attribute__((always_inline)) {
-            constexpr int WORDS_PER_BLOCK = BLOCK / PER_WORD<T>;
-            const uint32_t* value = v[word / WORDS_PER_BLOCK] + word % WORDS_PER_BLOCK * a.head_dim + d;
+        auto add = [&](const uint32_t* value, int token, Words keep) __attribute__((always_inline)) {
             Words values[SLICES];
             UNROLL for (int s = 0; s < SLICES; s++) values[s] = load_words(value + s * 16) & keep;
             UNROLL for (int r = 0; r < ROWS; r++) {
-                uint32_t pair;
-                memcpy(&pair, weights[r] + word * PER_WORD<T>, 4);
-                const Words w = splat_word(pair);
+                uint32_t word;
+                memcpy(&word, weights[r] + token, 4);
+                const Words w = splat_word(word);
                 UNROLL for (int s = 0; s < SLICES; s++) sum[r][s] = dot<T>(sum[r][s], values[s], w);
             }
         };
-        const int whole = end / PER_WORD<T>;
-        for (int word = first / PER_WORD<T>; word < whole; word++) add(word, splat_word(~0u));
+        constexpr int P = PER_WORD<T>;
+        const int whole = end / P * P;
+        for (int token = first / P * P; token < whole;) {
+            const int block_end = smaller(whole, (token / BLOCK + 1) * BLOCK);
+            const uint32_t* value = v[token / BLOCK] + token % BLOCK / P * a.head_dim + d;
+            const uint32_t* ahead = v[token / BLOCK + AHEAD] + token % BLOCK / P * a.head_dim + d;
+            for (; token < block_end; token += P, value += a.head_dim, ahead += a.head_dim) {
+                if (scattered) UNROLL for (int s = 0; s < SLICES; s++) __builtin_prefetch(ahead + s * 16);
+                add(value, token, splat_word(~0u));
+            }
+        }
         // The last token may share its word with a slot that was never written: whatever lies there must not count.
-        if (end % PER_WORD<T>) add(whole, splat_word(0xffffu));
+        if (whole < end) add(v[whole / BLOCK] + whole % BLOCK / P * a.head_dim + d, whole, splat_word(0xffffu));
         UNROLL for (int r = 0; r < ROWS; r++) UNROLL for (int s = 0; s < SLICES; s++) store(out[r] + d + s * 16, sum[r][s]);
     }
 
     template <int ROWS>
-    void weigh_rows(int rows, const T* const* weights, const uint32_t* const* v, int first, int end, float* const* out) const {
+    void weigh_rows(int rows, const T* const* weights, const uint32_t* const* v, bool scattered, int first, int end, float* const* out) const {
         if constexpr (ROWS > 1)
-            if (rows < ROWS) return weigh_rows<ROWS - 1>(rows, weights, v, first, end, out);
+            if (rows < ROWS) return weigh_rows<ROWS - 1>(rows, weights, v, scattered, first, end, out);
         for (int64_t d = 0; d < a.head_dim;) {
             if (d + 16 * SIDE <= a.head_dim) {
-                weigh_group<ROWS, SIDE>(weights, v, first, end, d, out);
+                weigh_group<ROWS, SIDE>(weights, v, scattered, first, end, d, out);
                 d += 16 * SIDE;
             } else {
-                weigh_group<ROWS, 1>(weights, v, first, end, d, out);
+                weigh_group<ROWS, 1>(weights, v, scattered, first, end, d, out);
                 d += 16;
             }
         }
@@ -178,19 +195,25 @@ struct Attention {
             }
         }
         const int first_block = first / BLOCK, end_block = (end + BLOCK - 1) / BLOCK;
-        const uint32_t *k[PARTITION_BLOCKS], *v[PARTITION_BLOCKS];
+        const uint32_t *k[PARTITION_BLOCKS + AHEAD], *v[PARTITION_BLOCKS + AHEAD];
+        bool scattered = false;
         for (int b = first_block; b < end_block; b++) {
             k[b] = block(a.k_cache, tile.req, part * PARTITION_BLOCKS + b, kv_head);
             v[b] = block(a.v_cache, tile.req, part * PARTITION_BLOCKS + b, kv_head);
+            scattered |= b > first_block && k[b] != k[b - 1] + block_words;
+        }
+        for (int b = end_block; b < end_block + AHEAD; b++) {
+            k[b] = v[first_block];
+            v[b] = v[end_block - 1];
         }
         for (int r = 0; r < rows; r += ROW_GROUP) {
             const int count = smaller(ROW_GROUP, rows - r);
             float* at[ROW_GROUP];
             for (int i = 0; i < count; i++) at[i] = score_rows_at[r + i] + first_block * BLOCK;
-            score_rows<ROW_GROUP>(count, q + r, k + first_block, end_block - first_block, at);
+            score_rows<ROW_GROUP>(count, q + r, k + first_block, scattered, end_block - first_block, at);
             for (int i = r; i < r + count; i++)
                 states[i] = softmax(scores[i], weights[i], row_first[i], row_end[i], end_block * BLOCK);
-            weigh_rows<ROW_GROUP>(count, weight_rows + r, v, first, end, out_rows + r);
+            weigh_rows<ROW_GROUP>(count, weight_rows + r, v, scattered, first, end, out_rows + r);
         }
     }
 

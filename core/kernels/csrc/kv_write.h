@@ -1,11 +1,11 @@
 // Writing keys and values to their slots of the paged cache, alone or together with the rotary embedding.
 
 template <class T>
-void write_kv_head(void* k_cache, void* v_cache, int64_t slot, int64_t kv_head, int64_t num_kv_heads, int64_t head_dim,
+void write_kv_head(void* k_cache, void* v_cache, int64_t slot, int64_t kv_head, int64_t num_blocks, int64_t head_dim,
                    const T* k, const T* v) {
     if (slot < 0) return;
     constexpr int P = PER_WORD<T>;
-    const int64_t base = (slot / BLOCK * num_kv_heads + kv_head) * BLOCK * head_dim, offset = slot % BLOCK;
+    const int64_t base = (kv_head * num_blocks + slot / BLOCK) * BLOCK * head_dim, offset = slot % BLOCK;
     T* keys = (T*)k_cache + base + offset * P;
     for (int64_t d = 0; d < head_dim; d += P) memcpy(keys + d * BLOCK, k + d, 4);
     T* values = (T*)v_cache + base + offset / P * P * head_dim + offset % P;
@@ -16,7 +16,7 @@ template <class T>
 void write_kv(const WriteKvArgs& a, Team& team) {
     team.share(*a.rows, [&](int64_t row) {
         for (int64_t h = 0; h < a.num_kv_heads; h++)
-            write_kv_head<T>(a.k_cache, a.v_cache, a.step->slot_mapping[row], h, a.num_kv_heads, a.head_dim,
+            write_kv_head<T>(a.k_cache, a.v_cache, a.step->slot_mapping[row], h, a.num_blocks, a.head_dim,
                              (const T*)a.k + row * a.k_stride + h * a.head_dim, (const T*)a.v + row * a.v_stride + h * a.head_dim);
     });
 }
@@ -54,7 +54,7 @@ void rotary(const RotaryArgs& a, Team& team) {
         for (int64_t h = kv_head * group; h < (kv_head + 1) * group; h++)
             rotate_head(a, q + h * a.head_dim, (const T*)a.q_norm, cos_sin);
         rotate_head(a, k, (const T*)a.k_norm, cos_sin);
-        write_kv_head<T>(a.k_cache, a.v_cache, a.step->slot_mapping[row], kv_head, a.num_kv_heads, a.head_dim, k,
+        write_kv_head<T>(a.k_cache, a.v_cache, a.step->slot_mapping[row], kv_head, a.num_blocks, a.head_dim, k,
                          k + a.num_kv_heads * a.head_dim);
     });
 }

@@ -5,6 +5,7 @@
 // A "word" is 4 bytes: two bf16 or one float. Packed layouts are rows of 16 words, which `dot` consumes directly.
 
 #if defined(ISA_AVX512) || defined(ISA_AVX512BF16)
+#define LANES_16 1
 constexpr int LANES = 16;
 #elif defined(ISA_AVX2)
 constexpr int LANES = 8;
@@ -185,25 +186,33 @@ INLINE float lane_max(Vec x) {
     return a[0];
 }
 
-// 2^x to about 1e-7 relative; below -126 it is 0, above 127.99 it is clamped.
+// 2^x to about 1e-7 relative; 0 below -126, clamped above 127.99 (infinite with AVX-512).
 INLINE Vec exp2(Vec x) {
     EACH_PART {
         vfloat v = x.part[i];
+#if LANES_16
+        vfloat whole = (vfloat)_mm512_roundscale_ps((__m512)v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+        vfloat f = v - whole;
+#else
         vint vanishes = v < -126.0f;
-        v = v < -126.0f ? vfloat{} - 126.0f : v;
+        v = vanishes ? vfloat{} - 126.0f : v;
         v = v > 127.99f ? vfloat{} + 127.99f : v;
         const float magic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer in the low mantissa bits
         vfloat shifted = v + magic;
-        vint whole = (vint)shifted - 0x4b400000;
+        vint exponent = ((vint)shifted - 0x4b400000) << 23;
         vfloat f = v - (shifted - magic);
+#endif
         vfloat p = f * 1.535336188319500e-4f + 1.339887440266574e-3f;
         p = p * f + 9.618437357674640e-3f;
         p = p * f + 5.550332471162809e-2f;
         p = p * f + 2.402264791363012e-1f;
         p = p * f + 6.931472028550421e-1f;
         p = p * f + 1.0f;
-        vfloat result = (vfloat)((vint)p + (whole << 23));
-        x.part[i] = (vfloat)((vint)result & ~vanishes);
+#if LANES_16
+        x.part[i] = (vfloat)_mm512_scalef_ps((__m512)p, (__m512)whole);
+#else
+        x.part[i] = (vfloat)(((vint)p + exponent) & ~vanishes);
+#endif
     }
     return x;
 }
