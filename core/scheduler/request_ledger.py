@@ -197,7 +197,7 @@ class RequestLedger:
             self.waiting.add(request)
 
     def _end_for_size(self, request: Request) -> None:
-        """End a request that would wait for ever, and let nobody behind it run."""
+        """End a request that no cache of this size can hold: it would wait for ever, and hold up all behind it."""
         capacity = self.kv_cache_manager.capacity
         message = f"the request needs room for {request.num_tokens} tokens; the whole KV cache holds {capacity}"
         self._end_unrun(request, RequestStatus.FINISHED_ERROR, message)

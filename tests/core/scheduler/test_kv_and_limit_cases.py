@@ -53,6 +53,19 @@ def test_preempted_requests_come_back_complete(caching: bool, policy: str) -> No
         assert h.finish_reason(f"r{index}") is FinishReason.LENGTH
 
 
+@pytest.mark.parametrize(("caching", "most"), [(True, 1.15), (False, 1.35)])
+def test_preemption_does_little_work_twice(caching: bool, most: float) -> None:
+    h = Harness(num_blocks=100, max_num_seqs=32, max_model_len=1024, enable_prefix_caching=caching)
+    needed = 0
+    for index in range(40):
+        length, count = 20 + 61 * index % 300, 50 + 37 * index % 200
+        needed += length + count - 1
+        h.add(f"r{index}", prompt(length, index), greedy(count), noise_seed=index)
+    h.run(max_steps=10_000)
+    assert h.num_preemptions() > 0
+    assert sum(h.runner.num_computed.values()) < most * needed
+
+
 @pytest.mark.parametrize("length", [16, 32, 48])
 def test_a_fully_cached_prompt_of_whole_blocks_computes_its_last_block(length: int) -> None:
     h = Harness()
