@@ -4,7 +4,7 @@ import asyncio
 import functools
 import logging
 import weakref
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,7 @@ from .outputs import RequestOutput
 from .parallel_sampling import fan_out
 from .prepared_requests import adopt
 from .renderer import PromptType, Renderer
+from .streaming_input import PromptStreamError, StreamingInput, first_piece, send_pieces
 from .tokenizer import Tokenizer, get_tokenizer
 
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ class AsyncLLM(EngineControls):
 
     async def generate(
         self,
-        prompt: PromptType | EngineCoreRequest,
+        prompt: PromptType | EngineCoreRequest | AsyncIterator[StreamingInput],
         sampling_params: SamplingParams,
         request_id: str,
         *,
@@ -131,6 +132,9 @@ class AsyncLLM(EngineControls):
         priority: int = 0,
     ) -> AsyncGenerator[RequestOutput, None]:
         """The request's outputs, shaped by `sampling_params.output_kind`, until one is `finished`.
+
+        An async generator of `StreamingInput` in place of a prompt is answered piece by piece, each piece behind all
+        that was said before; the request is finished when the generator is and its last piece is answered.
 
         Leaving early, by closing the generator or by cancellation, aborts the request. A consumer that is slow gets
         outputs merged, none lost. Raises ValueError and TypeError for what cannot be served, EngineDeadError when the
@@ -151,18 +155,21 @@ class AsyncLLM(EngineControls):
                 output = collector.get_nowait() or await collector.get()
                 finished = output.finished
                 yield output
+        except PromptStreamError as error:
+            raise error.cause from None
         except (EngineDeadError, EngineGenerateError):
             raise
         except Exception as error:
             raise EngineGenerateError(f"request {request_id!r} failed: {error}") from error
         finally:
+            collector.close()
             if not finished:
                 await self.abort(collector.request_id, internal=True)
 
     async def add_request(
         self,
         request_id: str,
-        prompt: PromptType | EngineCoreRequest,
+        prompt: PromptType | EngineCoreRequest | AsyncIterator[StreamingInput],
         params: SamplingParams,
         arrival_time: float | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
@@ -176,12 +183,26 @@ class AsyncLLM(EngineControls):
         """
         self._ensure_alive()
         self._output_handler.ensure_running()
+        pieces = prompt if isinstance(prompt, AsyncIterator) else None
+
+        async def process(piece: StreamingInput) -> tuple[EngineCoreRequest, str | None]:
+            return await self._process(
+                request_id,
+                piece.prompt,
+                piece.sampling_params,
+                arrival_time,
+                tokenization_kwargs,
+                trace_headers,
+                priority,
+            )
+
         if isinstance(prompt, EngineCoreRequest):
             request = adopt(request_id, prompt)
+        elif isinstance(prompt, AsyncIterator):
+            request, prompt_text = await process(await first_piece(prompt, params))
+            request.resumable = True
         else:
-            request, prompt_text = await self._process(
-                request_id, prompt, params, arrival_time, tokenization_kwargs, trace_headers, priority
-            )
+            request, prompt_text = await process(StreamingInput(prompt, params))
         self.input_processor.assign_request_id(request)
         if self.log_requests:
             logger.info(
@@ -189,6 +210,11 @@ class AsyncLLM(EngineControls):
             )
         collector = RequestOutputCollector(request.sampling_params.output_kind, request.request_id)
         await self._add(request, prompt_text, collector)
+        if pieces is not None:
+            sending = send_pieces(
+                pieces, request, self.output_processor, collector, process, self.engine_core.add_request_async
+            )
+            collector.input_task = asyncio.create_task(sending, name=f"corespan-prompt-{request_id}")
         return collector
 
     async def abort(self, request_id: str | Iterable[str], internal: bool = False) -> None:
@@ -270,9 +296,10 @@ class AsyncLLM(EngineControls):
             self.logger_manager.log()
 
     def shutdown(self, timeout: float | None = None) -> None:
-        """Ends the core; streams still open get EngineDeadError. From any thread; repeated calls do nothing.
+        """Ends the core, from any thread; repeated calls do nothing.
 
-        `timeout`: seconds that requests in flight get to finish, None: the configured `shutdown_timeout`.
+        Requests in flight get `timeout` seconds to finish (None: the configured `shutdown_timeout`), the rest are
+        aborted; their streams end with what they have.
         """
         self.engine_core.shutdown(timeout)
         self._prompt_threads.shutdown(wait=False, cancel_futures=True)

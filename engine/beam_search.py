@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class BeamSearchSequence:
-    """One continuation. `tokens` begin with the prompt's, `text` is all of them; `logprobs` has an entry per new one."""
+    """One continuation. `tokens` begin with the prompt's, `text` is all of them; `logprobs`: one entry per new."""
 
     orig_prompt: PromptType
     tokens: list[int]

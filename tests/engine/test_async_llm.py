@@ -1,0 +1,406 @@
+"""`AsyncLLM`: cancellation, aborts, event loops, long prompts, pauses, and the death of the core."""
+
+import asyncio
+import gc
+import os
+import signal
+import threading
+import weakref
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import psutil
+import pytest
+from clients import SMALL_ENGINE
+
+from corespan import (
+    AsyncEngineArgs,
+    AsyncLLM,
+    EngineDeadError,
+    EngineGenerateError,
+    RequestOutput,
+    RequestOutputKind,
+    SamplingParams,
+)
+from corespan.engine.async_llm import INLINE_PROMPT_LENGTH
+from corespan.engine.metrics.loggers import StatLoggerBase
+
+PROMPT = "The capital of France is"
+
+
+def greedy(max_tokens: int = 8, **fields: Any) -> SamplingParams:
+    return SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, **fields)
+
+
+def build(model: str, **engine_args: Any) -> AsyncLLM:
+    return AsyncLLM.from_engine_args(
+        AsyncEngineArgs(**{"model": model, "disable_log_stats": True, **SMALL_ENGINE, **engine_args})
+    )
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_llama_dir: str) -> Iterator[AsyncLLM]:
+    """Built outside any loop and used by every test from a loop of its own, one after the other."""
+    engine = build(tiny_llama_dir)
+    yield engine
+    engine.shutdown()
+
+
+@pytest.fixture
+def make_engine(tiny_llama_dir: str) -> Iterator[Callable[..., AsyncLLM]]:
+    engines = []
+
+    def make(**engine_args: Any) -> AsyncLLM:
+        engines.append(build(tiny_llama_dir, **engine_args))
+        return engines[-1]
+
+    yield make
+    for engine in engines:
+        engine.shutdown()
+
+
+async def collect(
+    engine: AsyncLLM, request_id: str, params: SamplingParams, prompt: Any = PROMPT
+) -> list[RequestOutput]:
+    return [output async for output in engine.generate(prompt, params, request_id)]
+
+
+async def is_idle(engine: AsyncLLM) -> bool:
+    processor = engine.output_processor
+    tables = (processor.request_states, processor.parent_requests, processor.external_req_ids)
+    return (
+        not any(tables)
+        and await engine.engine_core.get_request_counts() == [0, 0]
+        and bool(await engine.reset_prefix_cache())
+    )
+
+
+async def test_a_cancelled_consumer_aborts_its_request(engine: AsyncLLM) -> None:
+    started = asyncio.Event()
+
+    async def consume() -> None:
+        async for _ in engine.generate(PROMPT, greedy(400), "cancelled"):
+            started.set()
+
+    task = asyncio.create_task(consume())
+    await started.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+    assert await is_idle(engine)
+
+
+async def test_closing_the_generator_aborts_its_request(engine: AsyncLLM) -> None:
+    stream = engine.generate(PROMPT, SamplingParams(n=3, max_tokens=400, ignore_eos=True), "closed")
+    await anext(stream)
+
+    await stream.aclose()
+
+    assert await is_idle(engine)
+
+
+@pytest.mark.parametrize("n", [1, 4])
+async def test_an_aborted_stream_ends_with_abort_and_what_it_has(engine: AsyncLLM, n: int) -> None:
+    params = SamplingParams(n=n, max_tokens=400, ignore_eos=True)
+    reasons: dict[int, str | None] = {}
+    outputs = []
+    async for output in engine.generate(PROMPT, params, "aborted"):
+        if not outputs:
+            await engine.abort("aborted")
+        outputs.append(output)
+        reasons |= {each.index: each.finish_reason for each in output.outputs}
+
+    assert reasons == dict.fromkeys(range(n), "abort")
+    assert outputs[-1].finished
+    assert all(each.token_ids for each in outputs[0].outputs)
+    assert await is_idle(engine)
+
+
+async def test_aborting_unknown_ids_is_silent(engine: AsyncLLM) -> None:
+    await engine.abort("nobody")
+    await engine.abort(["nobody", "knows"])
+    await engine.abort("nobody", internal=True)
+
+
+async def test_a_consumer_that_comes_late_gets_everything_merged(engine: AsyncLLM) -> None:
+    params = greedy(20, output_kind=RequestOutputKind.DELTA)
+    expected = (await collect(engine, "prompt-reader", greedy(20)))[-1].outputs[0]
+
+    collector = await engine.add_request("late-reader", PROMPT, params)
+    await engine.wait_for_requests_to_drain(60)
+
+    merged = await collector.get()
+    assert (merged.outputs[0].token_ids, merged.outputs[0].text) == (expected.token_ids, expected.text)
+    assert merged.finished
+
+
+async def test_draining_times_out_while_something_runs(make_engine: Any) -> None:
+    engine = make_engine()
+    await engine.pause_generation(mode="keep")
+    task = asyncio.create_task(collect(engine, "waiting", greedy()))
+    await asyncio.sleep(0)
+
+    with pytest.raises(TimeoutError, match="1 requests"):
+        await engine.wait_for_requests_to_drain(0.05)
+
+    await engine.resume_generation()
+    assert len((await task)[-1].outputs[0].token_ids) == 8
+    await engine.wait_for_requests_to_drain(10)
+
+
+async def test_invalid_requests_raise_what_is_wrong_and_leave_nothing(engine: AsyncLLM) -> None:
+    with pytest.raises(ValueError, match="600"):
+        await collect(engine, "too-big", greedy(), {"prompt_token_ids": [600]})
+    with pytest.raises(TypeError, match="SamplingParams"):
+        await collect(engine, "no-params", None)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="request_id"):
+        await collect(engine, 5, greedy())  # type: ignore[arg-type]
+
+    assert await is_idle(engine)
+
+
+async def test_tokenising_a_long_prompt_holds_nobody_up(engine: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    release, entered = threading.Event(), threading.Event()
+    encode = engine.tokenizer.encode
+
+    def blocking_encode(text: str, *arguments: Any, **options: Any) -> list[int]:
+        if len(text) > INLINE_PROMPT_LENGTH:
+            entered.set()
+            assert release.wait(60)
+            text = PROMPT
+        return encode(text, *arguments, **options)
+
+    monkeypatch.setattr(engine.tokenizer, "encode", blocking_encode)
+    expected = await collect(engine, "short", greedy())
+    long = asyncio.create_task(collect(engine, "long", greedy(), "a" * (INLINE_PROMPT_LENGTH + 1)))
+    while not entered.is_set():
+        await asyncio.sleep(0)
+
+    meanwhile = await collect(engine, "meanwhile", greedy())
+
+    assert not long.done()
+    release.set()
+    assert (await long)[-1].outputs[0].token_ids == meanwhile[-1].outputs[0].token_ids
+    assert meanwhile[-1].outputs[0].token_ids == expected[-1].outputs[0].token_ids
+
+
+async def test_a_request_cancelled_while_its_prompt_is_tokenised_is_never_sent(
+    engine: AsyncLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release, entered = threading.Event(), threading.Event()
+
+    def blocking_encode(*_: Any, **__: Any) -> list[int]:
+        entered.set()
+        assert release.wait(60)
+        return [5]
+
+    monkeypatch.setattr(engine.tokenizer, "encode", blocking_encode)
+    task = asyncio.create_task(collect(engine, "early", greedy(), "a" * (INLINE_PROMPT_LENGTH + 1)))
+    while not entered.is_set():
+        await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    release.set()
+
+    assert await is_idle(engine)
+
+
+def test_an_engine_serves_one_event_loop_after_another(engine: AsyncLLM) -> None:
+    runs = [asyncio.run(collect(engine, f"loop-{number}", greedy()))[-1].outputs[0].token_ids for number in range(2)]
+
+    assert runs[0] == runs[1]
+    assert len(runs[0]) == 8
+
+
+def test_a_loop_that_ended_in_the_middle_of_a_stream_leaves_nothing(engine: AsyncLLM) -> None:
+    async def leave_early() -> None:
+        async for _ in engine.generate(PROMPT, greedy(400), "left"):
+            return
+
+    asyncio.run(leave_early())
+
+    assert asyncio.run(is_idle(engine))
+
+
+def test_a_second_loop_is_refused_while_the_first_runs(engine: AsyncLLM) -> None:
+    def use_another_loop() -> Exception:
+        with pytest.raises(RuntimeError, match="another event loop") as refused:
+            asyncio.run(collect(engine, "second", greedy()))
+        return refused.value
+
+    async def use_first_loop() -> list[RequestOutput]:
+        await collect(engine, "first", greedy())
+        await asyncio.to_thread(use_another_loop)
+        return await collect(engine, "first", greedy())
+
+    assert len(asyncio.run(use_first_loop())[-1].outputs[0].token_ids) == 8
+
+
+@pytest.mark.parametrize("in_thread", [False, True])
+def test_shutdown_works_from_any_thread_and_ends_open_streams(make_engine: Any, in_thread: bool) -> None:
+    engine = make_engine()
+
+    async def scenario() -> None:
+        stream = engine.generate(PROMPT, greedy(400), "open")
+        await anext(stream)
+        if in_thread:
+            await asyncio.to_thread(engine.shutdown)
+        else:
+            engine.shutdown()
+        assert [output async for output in stream][-1].outputs[0].finish_reason == "abort"
+        with pytest.raises(EngineDeadError):
+            await engine.check_health()
+        with pytest.raises(EngineDeadError):
+            await collect(engine, "after", greedy())
+
+    asyncio.run(scenario())
+
+    engine.shutdown()
+    assert engine.errored and engine.is_stopped and not engine.is_running
+
+
+def test_shutdown_works_without_a_loop(make_engine: Any) -> None:
+    engine = make_engine()
+    asyncio.run(collect(engine, "only", greedy()))
+
+    engine.shutdown()
+
+    assert isinstance(engine.dead_error, EngineDeadError)
+
+
+async def test_a_killed_core_fails_every_stream_and_every_later_call_at_once(make_engine: Any) -> None:
+    others = set(psutil.Process().children(recursive=True))
+    engine = make_engine()
+    (core,) = set(psutil.Process().children(recursive=True)) - others
+    await engine.check_health()
+    streams = [engine.generate(PROMPT, greedy(400), f"stream-{number}") for number in range(3)]
+    for stream in streams:
+        await anext(stream)
+
+    os.kill(core.pid, signal.SIGKILL)
+
+    for stream in streams:
+        with pytest.raises(EngineDeadError, match="SIGKILL"):
+            async for _ in stream:
+                pass
+    with pytest.raises(EngineDeadError):
+        await engine.check_health()
+    with pytest.raises(EngineDeadError):
+        await collect(engine, "fourth", greedy())
+    with pytest.raises(EngineDeadError):
+        await engine.reset_prefix_cache()
+    await engine.abort("stream-1")
+    assert not engine.output_processor.has_unfinished_requests()
+
+
+async def test_a_failing_output_handler_fails_its_streams_loudly(
+    make_engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine()
+    stream = engine.generate(PROMPT, greedy(400), "unlucky")
+    await anext(stream)
+
+    def broken(*_: Any) -> Any:
+        raise ArithmeticError("out of figures")
+
+    monkeypatch.setattr(engine.output_processor, "process_outputs", broken)
+    with pytest.raises(EngineGenerateError, match="out of figures"):
+        async for _ in stream:
+            pass
+
+    with pytest.raises(EngineDeadError, match="out of figures"):
+        await engine.check_health()
+
+
+def test_dropping_the_engine_ends_its_core(tiny_llama_dir: str) -> None:
+    others = set(psutil.Process().children(recursive=True))
+
+    async def scenario() -> tuple[Any, psutil.Process]:
+        engine = build(tiny_llama_dir)
+        (core,) = set(psutil.Process().children(recursive=True)) - others
+        await collect(engine, "only", greedy())
+        reference = weakref.ref(engine)
+        del engine
+        gc.collect()
+        return reference(), core
+
+    left, core = asyncio.run(scenario())
+
+    assert left is None
+    psutil.wait_procs([core], timeout=30)
+    assert not core.is_running()
+
+
+@pytest.mark.parametrize(("mode", "reason"), [("abort", "abort"), ("wait", "length"), ("keep", "length")])
+async def test_pausing_treats_what_is_in_flight_as_its_mode_says(engine: AsyncLLM, mode: Any, reason: str) -> None:
+    expected = (await collect(engine, "undisturbed", greedy(100)))[-1].outputs[0].token_ids
+    stream = engine.generate(PROMPT, greedy(100), "in-flight")
+    await anext(stream)
+
+    await engine.pause_generation(mode=mode)
+    assert await engine.is_paused()
+    queued = asyncio.create_task(collect(engine, "queued", greedy()))
+    await asyncio.sleep(0)
+    await engine.resume_generation()
+
+    last = [output async for output in stream][-1].outputs[0]
+    assert last.finish_reason == reason
+    assert last.token_ids == expected[: len(last.token_ids)]
+    assert (await queued)[-1].outputs[0].token_ids == expected[:8]
+    assert not await engine.is_paused()
+
+
+async def test_a_request_made_while_asleep_runs_after_waking(engine: AsyncLLM) -> None:
+    expected = (await collect(engine, "awake", greedy()))[-1].outputs[0].token_ids
+
+    await engine.sleep(1)
+    task = asyncio.create_task(collect(engine, "asleep", greedy()))
+    await asyncio.sleep(0)
+    assert await engine.is_sleeping()
+    await engine.wake_up()
+
+    output = (await task)[-1]
+    assert output.outputs[0].token_ids == expected
+    assert output.num_cached_tokens == 0
+
+
+async def test_custom_stat_loggers_turn_statistics_on(tiny_llama_dir: str) -> None:
+    recorded: list[int] = []
+
+    class Recorder(StatLoggerBase):
+        def record(self, scheduler_stats: Any, iteration_stats: Any) -> None:
+            if iteration_stats is not None:
+                recorded.append(iteration_stats.num_generation_tokens)
+
+    args = AsyncEngineArgs(model=tiny_llama_dir, disable_log_stats=True, **SMALL_ENGINE)
+    engine = AsyncLLM.from_engine_args(args, stat_loggers=[Recorder])
+    try:
+        output = (await collect(engine, "counted", greedy(6)))[-1]
+        assert sum(recorded) == 6
+        assert output.metrics is not None and output.metrics.num_generation_tokens == 6
+    finally:
+        engine.shutdown()
+
+
+async def test_many_cancellations_leave_the_survivors_tokens_alone(engine: AsyncLLM) -> None:
+    expected = (await collect(engine, "alone", greedy(40)))[-1].outputs[0].token_ids
+
+    async def abandon(number: int) -> None:
+        async for _ in engine.generate(PROMPT, SamplingParams(max_tokens=300, ignore_eos=True), f"gone-{number}"):
+            return
+
+    survivors = [asyncio.create_task(collect(engine, f"survivor-{number}", greedy(40))) for number in range(4)]
+    await asyncio.gather(*map(abandon, range(40)))
+
+    assert [(await task)[-1].outputs[0].token_ids for task in survivors] == [expected] * 4
+    assert await is_idle(engine)
+
+
+async def test_prompts_may_not_be_streams_of_something_else(engine: AsyncLLM) -> None:
+    async def pieces() -> AsyncIterator[int]:
+        yield 5
+
+    with pytest.raises(TypeError):
+        await collect(engine, "pieces", greedy(), pieces())

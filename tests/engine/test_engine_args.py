@@ -1,0 +1,169 @@
+"""`EngineArgs`: defaults, limits, and errors that name field, value and range."""
+
+from typing import Any
+
+import pytest
+
+from corespan import AsyncEngineArgs, EngineArgs
+from corespan.engine.engine_args import AUTO, UsageContext, model_length_limit, parse_max_model_len, resolve_dtype
+
+
+@pytest.fixture
+def config_of(tiny_llama_dir: str) -> Any:
+    return lambda usage=UsageContext.ENGINE_CONTEXT, **fields: EngineArgs(
+        model=tiny_llama_dir, **fields
+    ).create_engine_config(usage)
+
+
+@pytest.mark.parametrize(
+    ("given", "length"),
+    [
+        (None, None),
+        (4096, 4096),
+        ("4096", 4096),
+        ("1k", 1000),
+        ("1K", 1024),
+        ("25.6k", 25600),
+        ("2M", 2 * 1024**2),
+        (-1, AUTO),
+        ("-1", AUTO),
+        ("auto", AUTO),
+    ],
+)
+def test_max_model_len_is_read_in_every_spelling(given: Any, length: int | None) -> None:
+    assert parse_max_model_len(given) == length
+
+
+@pytest.mark.parametrize("given", [0, -2, "", "k", "1kk", "-2", True, 1.5, [1]])
+def test_a_max_model_len_that_is_none_is_refused(given: Any) -> None:
+    with pytest.raises(ValueError, match="max_model_len"):
+        parse_max_model_len(given)
+
+
+@pytest.mark.parametrize(
+    ("hf_config", "limit"),
+    [
+        ({"max_position_embeddings": 1024}, 1024),
+        ({"max_position_embeddings": 1024, "max_seq_len": 512}, 512),
+        ({"max_position_embeddings": 1024, "rope_scaling": {"rope_type": "linear", "factor": 4.0}}, 4096),
+        ({"max_position_embeddings": 1024, "rope_scaling": {"type": "linear", "factor": 2.0}}, 2048),
+        ({"max_position_embeddings": 1024, "rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, 1024),
+        ({"max_position_embeddings": 1024, "rope_scaling": None}, 1024),
+    ],
+)
+def test_the_models_own_limit_counts_linear_scaling_only(hf_config: dict[str, Any], limit: int) -> None:
+    assert model_length_limit(hf_config) == limit
+
+
+def test_a_longer_max_model_len_than_the_models_needs_the_switch(
+    config_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ValueError, match="1025.*1024"):
+        config_of(max_model_len=1025)
+
+    monkeypatch.setenv("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "1")
+    config = config_of(max_model_len=1025)
+    assert (config.model_config.max_model_len, config.scheduler_config.max_model_len) == (1025, 1025)
+
+
+@pytest.mark.parametrize(
+    ("asked", "checkpoint", "expected"),
+    [
+        ("auto", {"torch_dtype": "float32"}, "float32"),
+        ("auto", {"dtype": "bfloat16"}, "bfloat16"),
+        ("auto", {"torch_dtype": "float16"}, "bfloat16"),
+        ("auto", {}, "float32"),
+        ("half", {}, "float16"),
+        ("float", {}, "float32"),
+        ("torch.bfloat16", {}, "bfloat16"),
+    ],
+)
+def test_dtypes_are_resolved_against_the_checkpoint(asked: str, checkpoint: dict[str, Any], expected: str) -> None:
+    assert resolve_dtype(asked, checkpoint) == expected
+
+
+@pytest.mark.parametrize(
+    ("usage", "fields", "limits"),
+    [
+        (UsageContext.LLM_CLASS, {}, (4096, 256)),
+        (UsageContext.OPENAI_API_SERVER, {}, (2048, 128)),
+        (UsageContext.ENGINE_CONTEXT, {}, (2048, 128)),
+        (UsageContext.LLM_CLASS, {"max_num_seqs": 2, "max_model_len": 100}, (200, 2)),
+        (UsageContext.LLM_CLASS, {"max_num_batched_tokens": 64}, (64, 64)),
+        (UsageContext.ENGINE_CONTEXT, {"max_num_seqs": 3000, "max_model_len": 10}, (3000, 3000)),
+        (UsageContext.ENGINE_CONTEXT, {"max_num_seqs": 1, "enable_chunked_prefill": False}, (1024, 1)),
+    ],
+)
+def test_batch_limits_default_by_usage_and_fit_each_other(
+    config_of: Any, usage: UsageContext, fields: dict[str, Any], limits: tuple[int, int]
+) -> None:
+    scheduler = config_of(usage, **fields).scheduler_config
+
+    assert (scheduler.max_num_batched_tokens, scheduler.max_num_seqs) == limits
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("dtype", "int4"),
+        ("quantization", "fp3"),
+        ("logprobs_mode", "loud"),
+        ("scheduling_policy", "lifo"),
+        ("max_logprobs", -2),
+        ("block_size", 0),
+        ("gpu_memory_utilization", 1.5),
+        ("gpu_memory_utilization", 0),
+        ("kv_cache_memory_bytes", 0),
+        ("num_gpu_blocks_override", -1),
+        ("max_num_seqs", 0),
+        ("max_num_batched_tokens", 0),
+        ("long_prefill_token_threshold", -1),
+        ("stream_interval", 0),
+        ("engine_restart", -1),
+        ("shutdown_timeout", -1.0),
+        ("step_timeout", float("nan")),
+        ("generation_config", "/no/such/folder"),
+        ("seed", "one"),
+    ],
+)
+def test_values_out_of_range_name_the_field(config_of: Any, field: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=field):
+        config_of(**{field: value})
+
+
+def test_contradicting_limits_are_refused(config_of: Any) -> None:
+    with pytest.raises(ValueError, match="max_num_batched_tokens"):
+        config_of(max_num_batched_tokens=8, max_num_seqs=16)
+    with pytest.raises(ValueError, match="chunked prefill"):
+        config_of(max_num_batched_tokens=128, max_num_seqs=4, enable_chunked_prefill=False)
+
+
+def test_a_model_path_that_does_not_exist_is_named() -> None:
+    with pytest.raises(FileNotFoundError, match="no_such_model"):
+        EngineArgs(model="/tmp/no_such_model.gguf").create_engine_config()
+
+
+def test_overrides_replace_entries_of_the_models_config(config_of: Any) -> None:
+    model = config_of(hf_overrides={"max_position_embeddings": 77}).model_config
+
+    assert model.max_model_len == 77
+    assert model.hf_config["max_position_embeddings"] == 77
+
+
+def test_a_tokenizer_may_come_from_another_folder(config_of: Any, tiny_llama_dir: str, tmp_path: Any) -> None:
+    from tiny_llama import write_tokenizer
+
+    write_tokenizer(tmp_path)
+
+    assert config_of().model_config.tokenizer == tiny_llama_dir
+    assert config_of(tokenizer=str(tmp_path)).model_config.tokenizer == str(tmp_path)
+    assert config_of(skip_tokenizer_init=True).model_config.tokenizer is None
+
+
+def test_unknown_options_are_a_type_error() -> None:
+    with pytest.raises(TypeError, match="tensor_parallel_sise"):
+        EngineArgs(tensor_parallel_sise=2)  # type: ignore[call-arg]
+
+
+def test_async_engine_args_add_request_logging() -> None:
+    assert AsyncEngineArgs(enable_log_requests=True).model == EngineArgs().model
