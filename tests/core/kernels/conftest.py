@@ -14,7 +14,13 @@ def _instruction_sets() -> list[str]:
     return list(library.ISA_LEVELS[: library.isa_level() + 1])
 
 
-@pytest.fixture(params=_instruction_sets() or [pytest.param("none", marks=pytest.mark.skip("no native kernels"))])
+@pytest.fixture(autouse=True)
+def need_native_kernels() -> None:
+    if not library.is_available():
+        pytest.skip("the native kernels are not built")
+
+
+@pytest.fixture(params=_instruction_sets() or ["none"])
 def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """The kernels forced to one instruction set."""
     monkeypatch.setenv("CORESPAN_CPU_ISA", request.param)

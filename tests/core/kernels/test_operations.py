@@ -1,0 +1,106 @@
+"""Each native operation against torch, on every instruction set of this CPU."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from corespan.core.kernels import library, ops
+from corespan.core.kernels.linear import SILU_MUL, PackedWeight
+from corespan.core.models.ops import TorchOps
+
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+
+
+def random(*shape: int, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def assert_close(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    """Within two roundings of the result's type."""
+    tolerance = 1e-5 if actual.dtype == expected.dtype == torch.float32 else 2**-7
+    torch.testing.assert_close(actual.float(), expected.float(), atol=tolerance, rtol=tolerance)
+
+
+@DTYPES
+@pytest.mark.parametrize("shape", [(1, 16), (3, 576), (130, 80)])
+def test_rms_norm_equals_torch(shape: tuple[int, int], dtype: torch.dtype, isa: str) -> None:
+    x, weight = random(*shape, dtype=dtype), random(shape[1], dtype=dtype, seed=1)
+    assert_close(ops.rms_norm(x, weight, 1e-5), TorchOps().rms_norm(x, weight, 1e-5))
+
+
+@DTYPES
+def test_add_rms_norm_adds_to_the_residual_in_place(dtype: torch.dtype, isa: str) -> None:
+    x, residual, weight = random(5, 64, dtype=dtype), random(5, 64, dtype=dtype, seed=1), random(64, dtype=dtype, seed=2)
+    expected_residual = residual.clone()
+    expected = TorchOps().add_rms_norm(x, expected_residual, weight, 1e-5)
+    assert_close(ops.add_rms_norm(x, residual, weight, 1e-5), expected)
+    assert torch.equal(residual, expected_residual)
+
+
+@DTYPES
+@pytest.mark.parametrize("size", [1, 15, 16, 1000])
+def test_silu_and_mul_equals_torch(size: int, dtype: torch.dtype, isa: str) -> None:
+    gate_up = 4 * random(7, 2 * size, dtype=dtype)
+    assert_close(ops.silu_and_mul(gate_up), TorchOps().silu_and_mul(gate_up))
+
+
+@pytest.mark.parametrize("n", [1, 1023, 1024, 49152])
+def test_argmax_finds_the_first_of_the_largest(n: int, isa: str) -> None:
+    logits = torch.randint(0, 40, (5, n), generator=torch.Generator().manual_seed(0)).float()
+    logits[1] = -torch.inf
+    assert torch.equal(ops.argmax(logits), torch.stack([(row == row.max()).nonzero()[0, 0] for row in logits]))
+
+
+def test_argmax_points_at_a_nan(isa: str) -> None:
+    logits = random(2, 3000, dtype=torch.float32)
+    logits[1, 2345] = torch.nan
+    assert ops.argmax(logits)[1] == 2345
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5, 6, 14, 15, 29, 64, 300])
+@pytest.mark.parametrize(("n", "k"), [(32, 16), (33, 2), (100, 130), (576, 1536)])
+def test_products_with_packed_weights_equal_torch(rows: int, n: int, k: int, isa: str) -> None:
+    x, weight = random(rows, k), random(n, k, seed=1) / k**0.5
+    packed = PackedWeight(weight, None)
+    expected = F.linear(x.float(), weight.float())
+    torch.testing.assert_close(packed(x, torch.float32), expected, atol=1e-4, rtol=1e-4)
+    assert_close(packed(x), expected)
+
+
+def test_a_bias_is_added_before_rounding(isa: str) -> None:
+    x, weight, bias = random(3, 64), random(50, 64, seed=1) / 8, random(50, seed=2)
+    assert_close(PackedWeight(weight, bias)(x), F.linear(x.float(), weight.float(), bias.float()))
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_gated_product_equals_silu_and_mul_of_the_plain_one(bias: bool, isa: str) -> None:
+    x, weight = random(9, 64), random(96, 64, seed=1) / 8
+    offset = random(96, seed=2) if bias else None
+    gated = PackedWeight(weight, offset, SILU_MUL)(x)
+    assert_close(gated, TorchOps().silu_and_mul(PackedWeight(weight, offset)(x)))
+
+
+def test_a_row_is_bitwise_the_same_whatever_rows_are_beside_it(isa: str) -> None:
+    x, packed = random(100, 576), PackedWeight(random(320, 576, seed=1), None)
+    whole = packed(x, torch.float32)
+    for rows in (1, 3, 14, 15, 40):
+        assert torch.equal(packed(x[:rows], torch.float32), whole[:rows])
+
+
+def test_the_number_of_threads_does_not_change_a_bit(threads: int) -> None:
+    x, packed = random(37, 128), PackedWeight(random(200, 128, seed=1), None)
+    result = packed(x)
+    torch.set_num_threads(1)
+    assert torch.equal(result, packed(x))
+
+
+def test_an_unknown_instruction_set_is_refused_with_the_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CORESPAN_CPU_ISA", "sse9")
+    with pytest.raises(ValueError, match="sse9.*portable"):
+        library.isa_level()
+
+
+def test_none_turns_the_native_kernels_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CORESPAN_CPU_ISA", "none")
+    assert not library.is_available()
+    assert not PackedWeight.supports(torch.bfloat16, 64, 64)
