@@ -42,7 +42,7 @@ class NativeDecoder(Decoder):
 
     _recording: library.Recording | None = None
     _capacity = 0
-    _caches_at = 0
+    _caches_at: Sequence[int] = ()
 
     @staticmethod
     def supports(config: DecoderConfig, dtype: torch.dtype, attention_backend: type[AttentionBackend]) -> bool:
@@ -71,7 +71,7 @@ class NativeDecoder(Decoder):
         self._extend_rotary_table(metadata.max_seq_len)
         if hidden.data_ptr() != self._hidden.data_ptr():
             self._hidden[:num_tokens] = hidden
-        caches_at = kv_caches[0].data_ptr()
+        caches_at = [cache.data_ptr() for cache in kv_caches]
         if self._recording is None or self._caches_at != caches_at:
             self._recording = self._record(kv_caches)
             self._caches_at = caches_at

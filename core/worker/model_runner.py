@@ -53,8 +53,11 @@ class ModelRunner:
 
     @torch.inference_mode()
     def initialize_kv_cache(self, num_blocks: int) -> None:
-        assert self.model is not None
-        self.kv_caches = [layer.attention.allocate(num_blocks) for layer in self.model.layers]
+        config = self.config
+        backend = self.attention_backend(
+            config.num_heads, config.num_kv_heads, config.head_dim, config.head_dim**-0.5, self.block_size, self.dtype
+        )
+        self.kv_caches = [backend.allocate(num_blocks) for _ in range(config.num_layers)]
 
     @torch.inference_mode()
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:

@@ -1,0 +1,153 @@
+"""The worker and its executor: sleep and wake, memory, RPC, profiles, and that nothing outlives the executor."""
+
+import gc
+import json
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from step_driver import StepDriver, make_vllm_config
+
+from corespan.core.executor.uniproc_executor import UniProcExecutor
+from corespan.core.worker import memory
+from corespan.core.worker.worker import Worker
+
+PROMPT = [(5 * i) % 300 for i in range(35)]
+
+
+def answer(driver: StepDriver, req_id: str) -> list[int]:
+    driver.add(req_id, PROMPT)
+    driver.run(8)
+    return driver.requests[req_id].output
+
+
+@pytest.mark.parametrize("level", [1, 2])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_after_sleep_and_wake_the_answers_are_the_same(
+    make_worker: Callable[..., Worker], level: int, dtype: str
+) -> None:
+    worker = make_worker(dtype=dtype)
+    driver = StepDriver(worker, num_blocks=32)
+    before = answer(driver, "before")
+    driver.remove("before")
+    worker.sleep(level)
+    assert worker.is_sleeping()
+    worker.wake_up()
+    assert not worker.is_sleeping()
+    assert answer(driver, "after") == before
+
+
+def test_sleep_lets_go_of_the_memory_it_promises(make_worker: Callable[..., Worker]) -> None:
+    worker = make_worker()
+    driver = StepDriver(worker, num_blocks=32)
+    answer(driver, "r")
+    runner = worker.model_runner
+    cache, model = weakref.ref(runner.kv_caches[0]), weakref.ref(runner.model)
+    worker.sleep(1)
+    gc.collect()
+    assert cache() is None
+    assert model() is runner.model
+    worker.sleep(2)
+    gc.collect()
+    assert model() is None
+
+
+def test_waking_piece_by_piece_ends_the_sleep_with_the_last(make_worker: Callable[..., Worker]) -> None:
+    worker = make_worker()
+    driver = StepDriver(worker, num_blocks=32)
+    before = answer(driver, "before")
+    worker.sleep(2)
+    worker.wake_up(["weights"])
+    assert worker.is_sleeping()
+    worker.wake_up(["kv_cache"])
+    assert not worker.is_sleeping()
+    assert answer(driver, "after") == before
+
+
+def test_the_cache_may_wake_before_the_weights(make_worker: Callable[..., Worker]) -> None:
+    worker = make_worker()
+    driver = StepDriver(worker, num_blocks=32)
+    before = answer(driver, "before")
+    worker.sleep(2)
+    worker.wake_up(["kv_cache"])
+    worker.wake_up(["weights"])
+    assert answer(driver, "after") == before
+
+
+def test_unknown_levels_and_tags_are_refused(worker: Worker) -> None:
+    with pytest.raises(ValueError, match="level is 3"):
+        worker.sleep(3)
+    with pytest.raises(ValueError, match="known are kv_cache and weights"):
+        worker.wake_up(["scheduling"])
+
+
+def test_dropping_the_executor_frees_model_and_cache(llama: Any) -> None:
+    executor = UniProcExecutor(make_vllm_config(str(llama[0]), llama[1]))
+    assert executor.driver_worker is not None
+    answer(StepDriver(executor.driver_worker, num_blocks=32), "r")
+    runner = executor.driver_worker.model_runner
+    alive = [weakref.ref(thing) for thing in (executor, runner, runner.model, runner.kv_caches[0])]
+    del executor, runner
+    gc.collect()
+    assert [ref() for ref in alive] == [None] * 4
+
+
+def test_rpc_calls_methods_by_name_and_functions_with_the_worker(llama: Any) -> None:
+    executor = UniProcExecutor(make_vllm_config(str(llama[0]), llama[1]))
+    assert executor.collective_rpc("is_sleeping") == [False]
+    assert executor.collective_rpc(lambda worker, x, y: (type(worker).__name__, x, y), args=(1,), kwargs={"y": 2}) == [
+        ("Worker", 1, 2)
+    ]
+    for name in ("no_such_method", "vllm_config", "_asleep"):
+        with pytest.raises(NotImplementedError, match=name):
+            executor.collective_rpc(name)
+    executor.shutdown()
+    executor.shutdown()
+    with pytest.raises(RuntimeError, match="shut down"):
+        executor.collective_rpc("is_sleeping")
+
+
+def test_a_profile_is_written_where_the_prefix_says(
+    make_worker: Callable[..., Worker], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    worker = make_worker()
+    worker.profile(True, "mine")
+    answer(StepDriver(worker, num_blocks=32), "r")
+    path = worker.profile(False)
+    assert path is not None and Path(path).parent == tmp_path and Path(path).name.startswith("mine-")
+    assert json.loads(Path(path).read_text())["traceEvents"]
+    with pytest.raises(ValueError, match="not running"):
+        worker.profile(False)
+
+
+def test_block_bytes_are_what_a_block_takes(worker: Worker) -> None:
+    worker.initialize_kv_cache(10)
+    caches = worker.model_runner.kv_caches
+    assert worker.kv_block_bytes() * 10 == sum(cache.numel() * cache.itemsize for cache in caches)
+
+
+def test_the_cache_gets_half_of_what_is_free_less_what_a_step_needs(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("corespan.core.worker.worker.available_memory", lambda: 10 << 30)
+    step = memory.activation_bytes(worker.model_runner.config, torch.float32, 4096, 32)
+    assert worker.determine_available_memory() == int((10 << 30) * 0.5 * 0.92) - step
+    monkeypatch.setattr("corespan.core.worker.worker.available_memory", lambda: 1 << 10)
+    assert worker.determine_available_memory() == 0
+
+
+def test_a_container_limit_below_the_free_memory_is_what_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = []
+    for name, content in (("max", "2000000"), ("current", "900000"), ("stat", "anon 5\ninactive_file 100000\n")):
+        (tmp_path / name).write_text(content)
+        files.append(str(tmp_path / name))
+    monkeypatch.setattr(memory, "_CGROUP_FILES", (tuple(files),))
+    assert memory.available_memory() == 1_200_000
+    (tmp_path / "max").write_text("max\n")
+    assert memory.available_memory() > 1_200_000
