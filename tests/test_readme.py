@@ -49,6 +49,13 @@ def test_links_lead_to_files(page: Path) -> None:
 def test_source_files_that_are_named_exist(page: Path) -> None:
     """Files are named as `room/path.py` or, inside a section about a room, by that path all the same."""
     rooms = "protocol|client|core|engine|server|tests|scripts"
-    named = re.findall(rf"`((?:{rooms})/[\w/.]*\w)`", page.read_text(encoding="utf-8"))
+    named = re.findall(rf"`((?:{rooms})/[\w/.]*)`", page.read_text(encoding="utf-8"))
 
     assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_tests_that_are_named_exist(page: Path) -> None:
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", page.read_text(encoding="utf-8"))
+
+    assert [name for path, name in named if f"def {name}(" not in (ROOT / path).read_text(encoding="utf-8")] == []
