@@ -19,18 +19,30 @@ def _flag(text: str) -> bool:
 
 VARIABLES: dict[str, EnvironmentVariable] = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": EnvironmentVariable(_flag, True, "run the core in a process of its own"),
-    "VLLM_CPU_KVCACHE_SPACE": EnvironmentVariable(float, None, "KV cache on the CPU, GiB; unset: a share of free memory"),
+    "VLLM_CPU_KVCACHE_SPACE": EnvironmentVariable(
+        float, None, "KV cache on the CPU, GiB; unset: a share of free memory"
+    ),
     "VLLM_ENGINE_READY_TIMEOUT_S": EnvironmentVariable(float, 600.0, "seconds the core may take to start"),
     "VLLM_RPC_BASE_PATH": EnvironmentVariable(str, None, "folder under which socket directories are made"),
     "VLLM_LOG_STATS_INTERVAL": EnvironmentVariable(float, 10.0, "seconds between two lines of statistics"),
     "VLLM_LOGGING_LEVEL": EnvironmentVariable(str, "INFO", "DEBUG, INFO, WARNING or ERROR"),
-    "VLLM_MSGPACK_ZERO_COPY_THRESHOLD": EnvironmentVariable(int, 256, "bytes from which an array gets a frame of its own"),
-    "VLLM_ALLOW_INSECURE_SERIALIZATION": EnvironmentVariable(_flag, False, "let collective_rpc ship functions (pickle)"),
-    "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION": EnvironmentVariable(_flag, False, "use the caller's request ids as they are"),
-    "VLLM_V1_OUTPUT_PROC_CHUNK_SIZE": EnvironmentVariable(int, 128, "outputs handled before other asyncio tasks get a turn"),
+    "VLLM_MSGPACK_ZERO_COPY_THRESHOLD": EnvironmentVariable(
+        int, 256, "bytes from which an array gets a frame of its own"
+    ),
+    "VLLM_ALLOW_INSECURE_SERIALIZATION": EnvironmentVariable(
+        _flag, False, "let collective_rpc ship functions (pickle)"
+    ),
+    "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION": EnvironmentVariable(
+        _flag, False, "use the caller's request ids as they are"
+    ),
+    "VLLM_V1_OUTPUT_PROC_CHUNK_SIZE": EnvironmentVariable(
+        int, 128, "outputs handled before other asyncio tasks get a turn"
+    ),
     "VLLM_MAX_N_SEQUENCES": EnvironmentVariable(int, 16384, "largest SamplingParams.n"),
     "VLLM_ALLOW_LONG_MAX_MODEL_LEN": EnvironmentVariable(_flag, False, "accept a max_model_len beyond the model's own"),
-    "CORESPAN_CPU_ISA": EnvironmentVariable(str, None, "instruction set of the native kernels, below the CPU's best; none: torch"),
+    "CORESPAN_CPU_ISA": EnvironmentVariable(
+        str, None, "instruction set of the native kernels, below the CPU's best; none: torch"
+    ),
     "CORESPAN_CACHE": EnvironmentVariable(str, None, "folder for models and converted tokenizers; ~/.cache/corespan"),
 }
 

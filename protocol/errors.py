@@ -18,7 +18,7 @@ class EngineGenerateError(Exception):
 
 
 class ProtocolError(Exception):
-    """A frame that does not decode to the message expected: truncated, oversized, of the wrong shape or an unknown type."""
+    """A frame that does not decode to the message expected: truncated, oversized, of another shape or type."""
 
 
 class VLLMValidationError(ValueError):

@@ -1,4 +1,4 @@
-"""Messages from the shell to the core. One type byte and one struct each; written by clients, read by `EngineCoreProc`."""
+"""Messages from the shell to the core: one type byte and one struct each, written by clients, read by the core."""
 
 import enum
 

@@ -1,4 +1,4 @@
-"""What the README shows is so: its examples run, its table of environment variables is the code's, its links lead on."""
+"""What the README shows is so: its examples run, its table of variables is the code's, its links lead on."""
 
 import re
 import subprocess
