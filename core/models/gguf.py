@@ -122,9 +122,9 @@ def _read_directory(buffer: mmap.mmap, path: str) -> dict[str, GGUFTensor]:
     for _ in range(num_tensors):
         name, position = _text(buffer, position)
         (num_dims,) = struct.unpack_from("<I", buffer, position)
-        *shape, number, offset = struct.unpack_from(f"<{num_dims}QIQ", buffer, position + 4)
+        *sizes, number, offset = struct.unpack_from(f"<{num_dims}QIQ", buffer, position + 4)
         position += 16 + 8 * num_dims
-        entries.append((name, tuple(reversed(shape)), number, offset))
+        entries.append((name, tuple(reversed(sizes)), number, offset))
     alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
     start = -(-position // alignment) * alignment
     tensors = {}
