@@ -17,6 +17,7 @@ _EXPORTS = {
     "AsyncEngineArgs": ".engine.engine_args",
     "RequestOutput": ".engine.outputs",
     "CompletionOutput": ".engine.outputs",
+    "StreamingInput": ".engine.streaming_input",
     "SamplingParams": ".protocol.params",
     "BeamSearchParams": ".protocol.params",
     "RequestOutputKind": ".protocol.params",
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from .engine.llm_engine import LLMEngine as LLMEngine
     from .engine.outputs import CompletionOutput as CompletionOutput
     from .engine.outputs import RequestOutput as RequestOutput
+    from .engine.streaming_input import StreamingInput as StreamingInput
     from .protocol.errors import EngineDeadError as EngineDeadError
     from .protocol.errors import EngineGenerateError as EngineGenerateError
     from .protocol.errors import VLLMValidationError as VLLMValidationError

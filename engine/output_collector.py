@@ -5,6 +5,9 @@ import asyncio
 from ..protocol.params import RequestOutputKind
 from .outputs import RequestOutput
 
+MAX_UNANSWERED_PIECES = 16
+"""How far a prompt that comes in pieces may run ahead of the answers."""
+
 
 class RequestOutputCollector:
     """One slot between the output processor and a consumer: outputs not fetched yet merge, so none is ever lost.
@@ -17,6 +20,13 @@ class RequestOutputCollector:
         self._aggregate = output_kind == RequestOutputKind.DELTA
         self._slot: RequestOutput | Exception | None = None
         self._ready = asyncio.Event()
+        self.input_task: asyncio.Task[None] | None = None  # sends the rest of a prompt that comes in pieces
+        self.unanswered_pieces = asyncio.Semaphore(MAX_UNANSWERED_PIECES)  # taken by that task, released by answers
+
+    def close(self) -> None:
+        """Nobody reads any more: no further pieces of the prompt are wanted."""
+        if self.input_task is not None:
+            self.input_task.cancel()
 
     def put(self, output: RequestOutput | Exception) -> None:
         """Never blocks. An exception takes the place of what was there, and nothing takes an exception's."""

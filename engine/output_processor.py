@@ -121,6 +121,8 @@ class OutputProcessor:
             request_output = self._emit(state, finish_reason, stop_reason, iteration_stats, goes_on)
             if goes_on:
                 state.begin_next_piece()
+                if state.queue is not None:
+                    state.queue.unanswered_pieces.release()
             if request_output is not None and state.queue is None:
                 result.request_outputs.append(request_output)
         return result

@@ -1,14 +1,22 @@
 """A prompt that comes in pieces: each is answered, the request stays open between them, and ends when it is closed."""
 
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
 import msgspec
 import pytest
+from clients import SMALL_ENGINE
 from text_pipeline import add, make_config, make_request
 from tiny_llama import write_tokenizer
 
+from corespan.engine.async_llm import AsyncLLM
+from corespan.engine.engine_args import AsyncEngineArgs
 from corespan.engine.input_processor import InputProcessor
 from corespan.engine.output_collector import RequestOutputCollector
 from corespan.engine.output_processor import OutputProcessor
 from corespan.engine.outputs import RequestOutput
+from corespan.engine.streaming_input import StreamingInput
 from corespan.engine.tokenizer import Tokenizer, load_tokenizer
 from corespan.protocol.outputs import EngineCoreOutput, FinishReason
 from corespan.protocol.params import RequestOutputKind, SamplingParams
@@ -113,3 +121,134 @@ def test_an_answer_follows_on_its_piece_not_on_the_answer_before(tokenizer: Toke
     session.piece([72])
     output = session.core_says(*whole, finish=FinishReason.LENGTH)
     assert output is not None and output.outputs[0].text == "\ufffd日"
+
+
+# Through AsyncLLM
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_llama_dir: str) -> Iterator[AsyncLLM]:
+    engine = AsyncLLM.from_engine_args(AsyncEngineArgs(model=tiny_llama_dir, disable_log_stats=True, **SMALL_ENGINE))
+    yield engine
+    engine.shutdown()
+
+
+def greedy(kind: RequestOutputKind = DELTA, **fields: Any) -> SamplingParams:
+    return SamplingParams(**{"temperature": 0, "max_tokens": 4, "ignore_eos": True, "output_kind": kind} | fields)
+
+
+async def answer(engine: AsyncLLM, prompt: list[int]) -> list[int]:
+    outputs = [output async for output in engine.generate(prompt, greedy(CUMULATIVE), "plain")]
+    return outputs[-1].outputs[0].token_ids
+
+
+async def nothing_runs(engine: AsyncLLM) -> bool:
+    return not engine.output_processor.request_states and await engine.engine_core.get_request_counts() == [0, 0]
+
+
+PIECES = [[70, 71, 72], [80, 81], [90]]
+
+
+@pytest.mark.parametrize("in_step", [True, False])
+async def test_each_piece_is_answered_behind_all_that_was_said(engine: AsyncLLM, in_step: bool) -> None:
+    expected: list[int] = []
+    context: list[int] = []
+    for piece in PIECES:
+        context += piece
+        answered = await answer(engine, context)
+        expected += answered
+        context += answered[:-1]
+    answered_pieces = asyncio.Semaphore(1)
+
+    async def pieces() -> AsyncIterator[StreamingInput]:
+        for piece in PIECES:
+            if in_step:
+                await answered_pieces.acquire()
+            yield StreamingInput(piece)
+
+    received, last = [], None
+    async for output in engine.generate(pieces(), greedy(), "streamed"):
+        received += output.outputs[0].token_ids
+        last = output
+        if output.outputs[0].finish_reason is not None:
+            answered_pieces.release()
+    assert received == expected
+    assert last is not None and last.finished
+    assert await nothing_runs(engine)
+
+
+async def test_leaving_early_stops_the_generator_of_pieces(engine: AsyncLLM) -> None:
+    closed = asyncio.Event()
+
+    async def pieces() -> AsyncIterator[StreamingInput]:
+        try:
+            yield StreamingInput([70, 71])
+            await asyncio.Event().wait()
+        finally:
+            closed.set()
+
+    stream = engine.generate(pieces(), greedy(), "left")
+    await anext(stream)
+    await stream.aclose()
+    await closed.wait()
+    assert await nothing_runs(engine)
+
+
+async def test_what_the_generator_raises_reaches_the_reader(engine: AsyncLLM) -> None:
+    async def failing() -> AsyncIterator[StreamingInput]:
+        yield StreamingInput([70, 71])
+        raise LookupError("no more of this")
+
+    async def wrong() -> AsyncIterator[StreamingInput]:
+        yield StreamingInput([70, 71])
+        yield StreamingInput([-5])
+
+    for pieces, error in ((failing(), LookupError), (wrong(), ValueError)):
+        with pytest.raises(error):
+            async for _ in engine.generate(pieces, greedy(), "fails"):
+                pass
+        assert await nothing_runs(engine)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"n": 2, "temperature": 1.0},
+        {"output_kind": RequestOutputKind.FINAL_ONLY},
+        {"stop": ["x"]},
+        {"prompt_logprobs": 1},
+    ],
+)
+async def test_params_that_need_the_whole_prompt_are_refused(engine: AsyncLLM, fields: dict[str, Any]) -> None:
+    async def pieces() -> AsyncIterator[StreamingInput]:
+        yield StreamingInput([70, 71])
+
+    with pytest.raises(ValueError, match=next(iter(fields))):
+        await anext(engine.generate(pieces(), greedy(**fields), "refused"))
+    assert await nothing_runs(engine)
+
+
+async def test_a_generator_without_pieces_or_of_something_else_is_refused(engine: AsyncLLM) -> None:
+    async def empty() -> AsyncIterator[StreamingInput]:
+        return
+        yield
+
+    async def numbers() -> AsyncIterator[int]:
+        yield 5
+
+    with pytest.raises(ValueError, match="empty"):
+        await anext(engine.generate(empty(), greedy(), "empty"))
+    with pytest.raises(TypeError, match="StreamingInput"):
+        await anext(engine.generate(numbers(), greedy(), "numbers"))  # type: ignore[arg-type]
+
+
+async def test_a_session_that_outgrows_the_model_ends_by_length(engine: AsyncLLM) -> None:
+    limit = engine.model_config.max_model_len
+
+    async def pieces() -> AsyncIterator[StreamingInput]:
+        while True:
+            yield StreamingInput([70] * (limit // 3))
+
+    outputs = [output async for output in engine.generate(pieces(), greedy(), "endless")]
+    assert outputs[-1].finished and outputs[-1].outputs[0].finish_reason == "length"
+    assert await nothing_runs(engine)

@@ -1,0 +1,101 @@
+"""Prompts that come in pieces: an async generator of `StreamingInput` in place of a prompt.
+
+`AsyncLLM` opens a request with the first piece; a task, held by the request's collector, sends the others as they come.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from ..protocol.errors import VLLMValidationError
+from ..protocol.params import RequestOutputKind, SamplingParams
+from ..protocol.requests import EngineCoreRequest
+from .output_collector import RequestOutputCollector
+from .output_processor import OutputProcessor
+from .renderer import PromptType
+
+
+@dataclass(frozen=True, slots=True)
+class StreamingInput:
+    """A piece of a prompt, answered before the next one follows. `sampling_params`: the request's own if None."""
+
+    prompt: PromptType
+    sampling_params: SamplingParams | None = None
+
+
+class PromptStreamError(Exception):
+    """Carries what the caller's generator, or a check of one of its pieces, raised to whoever reads the outputs."""
+
+    def __init__(self, cause: Exception) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+
+
+def check_streamable(params: SamplingParams) -> None:
+    """Raises VLLMValidationError for params that make no sense while the prompt is still coming."""
+    if params.n > 1:
+        _refuse("n", params.n, "1")
+    if params.output_kind is RequestOutputKind.FINAL_ONLY:
+        _refuse("output_kind", params.output_kind, "CUMULATIVE or DELTA")
+    if params.stop:
+        _refuse("stop", params.stop, "empty")
+    if params.prompt_logprobs is not None:
+        _refuse("prompt_logprobs", params.prompt_logprobs, "None")
+
+
+def _refuse(parameter: str, value: object, legal: str) -> None:
+    message = f"{parameter} is {value!r}; with a prompt that comes in pieces it must be {legal}"
+    raise VLLMValidationError(message, parameter=parameter, value=value)
+
+
+async def first_piece(pieces: AsyncIterator[Any], params: SamplingParams) -> StreamingInput:
+    """The piece that opens the request, with its params settled. Raises ValueError where there is none."""
+    async for piece in pieces:
+        return settled(piece, params)
+    raise ValueError("the prompt is empty: its generator ended without a piece")
+
+
+def settled(piece: Any, params: SamplingParams) -> StreamingInput:
+    """`piece` with params that suit those the request began with. Raises TypeError and VLLMValidationError."""
+    if not isinstance(piece, StreamingInput):
+        raise TypeError(f"a prompt's generator must yield StreamingInput, not {type(piece).__name__}")
+    own = piece.sampling_params or params
+    check_streamable(own)
+    for name in ("output_kind", "logprobs", "logprob_token_ids", "detokenize"):
+        if getattr(own, name) != getattr(params, name):
+            _refuse(name, getattr(own, name), f"that of the request, {getattr(params, name)!r}")
+    return StreamingInput(piece.prompt, own)
+
+
+Process = Callable[[StreamingInput], Awaitable[tuple[EngineCoreRequest, str | None]]]
+Send = Callable[[EngineCoreRequest], Awaitable[None]]
+
+
+async def send_pieces(
+    pieces: AsyncIterator[Any],
+    opening: EngineCoreRequest,
+    processor: OutputProcessor,
+    collector: RequestOutputCollector,
+    process: Process,
+    send: Send,
+) -> None:
+    """Send every further piece of the request that `opening` began, and close it behind the last.
+
+    Ends early where the request does. An error goes to the collector.
+    """
+    try:
+        async for piece in pieces:
+            await collector.unanswered_pieces.acquire()
+            request, text = await process(settled(piece, opening.sampling_params))
+            request.request_id, request.external_req_id = opening.request_id, opening.external_req_id
+            request.resumable = True
+            if not processor.extend_session(request, text):
+                return
+            await send(request)
+        closing = msgspec.structs.replace(opening, prompt_token_ids=[0], prompt_embeds=None, resumable=False)
+        if processor.extend_session(closing):
+            await send(closing)
+    except Exception as error:
+        collector.put(PromptStreamError(error))
