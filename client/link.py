@@ -37,6 +37,7 @@ class CoreLink:
     def __init__(self, vllm_config: VllmConfig, executor_class: str, log_stats: bool) -> None:
         """Starts a core and waits until it is ready. Raises what `CoreProcess` raises."""
         self.dead_cause: str | None = None
+        self.released = False  # the sockets are closed
         self._closing = False
         self._close_lock = threading.Lock()
         self._send_lock = threading.Lock()
@@ -180,6 +181,7 @@ class CoreLink:
         if self.is_fork:
             return
         with self._receive_lock, self._send_lock:
+            self.released = True
             self._release_sockets()
             self.process.channel.close()
 
@@ -193,6 +195,7 @@ def _with_final_figures(vllm_config: VllmConfig, ready: HandshakeReady) -> VllmC
     return replace(
         vllm_config,
         model_config=replace(vllm_config.model_config, max_model_len=ready.max_model_len),
+        scheduler_config=replace(vllm_config.scheduler_config, max_model_len=ready.max_model_len),
         cache_config=replace(
             vllm_config.cache_config, num_gpu_blocks=ready.num_gpu_blocks, block_size=ready.block_size
         ),

@@ -10,14 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Literal
 
-import msgspec
-
 from ..protocol.config import VllmConfig
 from ..protocol.outputs import EngineCoreOutput, EngineCoreOutputs, FinishReason
 from ..protocol.requests import EngineCoreRequest
 from .executor.abstract import Executor
 from .kv_cache.block_hash import BlockHasher
-from .kv_sizing import num_kv_blocks
+from .kv_sizing import num_kv_blocks, with_kv_blocks
 from .scheduler.pause import PauseState
 from .scheduler.request import Request, RequestStatus
 from .scheduler.scheduler import Scheduler
@@ -94,8 +92,7 @@ class EngineCore:
             vllm_config, self.executor.kv_block_bytes(), self.executor.determine_available_memory()
         )
         self.executor.initialize_kv_cache(num_blocks)
-        cache_config = msgspec.structs.replace(vllm_config.cache_config, num_gpu_blocks=num_blocks)
-        return msgspec.structs.replace(vllm_config, cache_config=cache_config)
+        return with_kv_blocks(vllm_config, num_blocks)
 
     # Requests
 

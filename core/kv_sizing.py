@@ -2,6 +2,8 @@
 
 import logging
 
+import msgspec
+
 from ..protocol import envs
 from ..protocol.config import VllmConfig
 
@@ -15,7 +17,8 @@ def num_kv_blocks(vllm_config: VllmConfig, block_bytes: int, available_bytes: in
 
     In order of precedence: `num_gpu_blocks_override`; `kv_cache_memory_bytes`; VLLM_CPU_KVCACHE_SPACE; else
     `available_bytes`, but never more than `max_num_seqs` requests of `max_model_len` can use.
-    Raises ValueError, naming the largest `max_model_len` that fits, when a single request of `max_model_len` does not.
+    Raises ValueError, naming the largest `max_model_len` that fits, when a single request of `max_model_len` does not
+    and `fit_max_model_len` does not allow to lower it.
     """
     cache_config = vllm_config.cache_config
     cache_space = envs.VLLM_CPU_KVCACHE_SPACE
@@ -37,6 +40,19 @@ def num_kv_blocks(vllm_config: VllmConfig, block_bytes: int, available_bytes: in
     return num_blocks
 
 
+def with_kv_blocks(vllm_config: VllmConfig, num_blocks: int) -> VllmConfig:
+    """The configuration with the final figures: the number of blocks, and a `max_model_len` that they can hold."""
+    replace = msgspec.structs.replace
+    capacity = (num_blocks - 1) * vllm_config.cache_config.block_size
+    max_model_len = min(vllm_config.model_config.max_model_len, capacity)
+    return replace(
+        vllm_config,
+        model_config=replace(vllm_config.model_config, max_model_len=max_model_len),
+        scheduler_config=replace(vllm_config.scheduler_config, max_model_len=max_model_len),
+        cache_config=replace(vllm_config.cache_config, num_gpu_blocks=num_blocks),
+    )
+
+
 def _blocks_per_request(vllm_config: VllmConfig) -> int:
     return -(-vllm_config.model_config.max_model_len // vllm_config.cache_config.block_size)
 
@@ -48,7 +64,7 @@ def _most_useful_blocks(vllm_config: VllmConfig) -> int:
 def _check_fits(vllm_config: VllmConfig, num_blocks: int, block_bytes: int) -> None:
     needed = _blocks_per_request(vllm_config)
     usable = max(num_blocks - 1, 0)
-    if needed <= usable:
+    if needed <= usable or (usable and vllm_config.model_config.fit_max_model_len):
         return
     block_size = vllm_config.cache_config.block_size
     raise ValueError(

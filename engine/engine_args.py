@@ -149,6 +149,7 @@ class EngineArgs:
             dtype=resolve_dtype(self.dtype, hf_config),
             quantization=self.quantization,
             max_model_len=max_model_len,
+            fit_max_model_len=parse_max_model_len(self.max_model_len) == AUTO,
             seed=as_int("seed", self.seed, "an integer"),
             max_logprobs=self.max_logprobs,
             logprobs_mode=self.logprobs_mode,

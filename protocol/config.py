@@ -16,6 +16,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
     quantization: Literal["int8", "gguf"] | None = None
     max_model_len: int
+    fit_max_model_len: bool = False  # lower max_model_len to what the KV cache holds, instead of refusing to start
     seed: int = 0
     max_logprobs: int = 20  # -1: no limit
     logprobs_mode: Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"] = "raw_logprobs"

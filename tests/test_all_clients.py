@@ -378,6 +378,15 @@ def test_a_request_larger_than_the_cache_is_refused_at_start(make_runner: Any) -
         make_runner(num_gpu_blocks_override=9, max_model_len=512)
 
 
+def test_an_automatic_max_model_len_is_what_the_cache_holds(make_runner: Any) -> None:
+    fitted = make_runner(num_gpu_blocks_override=9, max_model_len=-1)
+
+    (output,) = fitted.generate({"prompt_token_ids": token_ids(120)}, SamplingParams(max_tokens=None, ignore_eos=True))
+
+    assert fitted.engine.model_config.max_model_len == 128
+    assert len(output.outputs[0].token_ids) == 8
+
+
 def test_logprobs_equal_transformers(runner: Any, reference: Any) -> None:
     (output,) = runner.generate(PROMPTS[0], greedy(8, logprobs=3, prompt_logprobs=2))
     expected = reference.logprobs(output.prompt_token_ids + output.outputs[0].token_ids)
