@@ -89,7 +89,7 @@ def test_forged_outputs_are_dropped_and_nothing_is_unpickled(bridge, send_as_str
 
 def test_a_message_sent_again_is_dropped(bridge, socket_dir, send_as_stranger):
     """Seen on the wire or not: the same bytes count once."""
-    link = bridge.client._link
+    link = bridge.client._supervisor.link
     replayed = []
     check = link._seal.check
 
@@ -125,7 +125,7 @@ def test_a_stranger_on_the_request_socket_changes_nothing(bridge, socket_dir):
 
 def send_raw(bridge, *frames):
     """Bytes straight to the core, as a client gone wrong would send them."""
-    link = bridge.client._link
+    link = bridge.client._supervisor.link
     with link._send_lock:
         link._input.send_multipart([b"\x00\x00", *frames])
 
@@ -186,5 +186,5 @@ def test_neither_arguments_nor_environment_of_the_core_carry_the_token(bridge):
     (pid,) = bridge.call("collective_rpc", "pid")
     core = psutil.Process(pid)
     visible = " ".join([*core.cmdline(), *core.environ().values()]).encode(errors="surrogateescape")
-    assert bridge.client._link._seal._token not in visible
-    assert bridge.client._link._seal._token.hex().encode() not in visible
+    assert bridge.client._supervisor.link._seal._token not in visible
+    assert bridge.client._supervisor.link._seal._token.hex().encode() not in visible

@@ -112,7 +112,7 @@ class Bridge:
 
     def close(self) -> None:
         self.client.shutdown()
-        if self.loop is not None:
+        if self.loop is not None and not self.loop.is_closed():
             self.loop.call_soon_threadsafe(self.loop.stop)
             self.thread.join(DEADLINE)
             self.loop.close()

@@ -7,6 +7,7 @@ the core do what the token says when the request is first computed.
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,14 +33,12 @@ def expected_tokens(noise_seed: int, num_prompt_tokens: int, num_tokens: int) ->
 
 
 class FakeExecutor(Executor):
-    """`hf_config["fake"]` may hold: `gate`, the path of a FIFO from which a byte is read before each step."""
+    """`hf_config["fake"]` may hold `step_seconds`, what a step of a model would take."""
 
     def __init__(self, vllm_config: VllmConfig) -> None:
         self.options: dict[str, Any] = vllm_config.model_config.hf_config.get("fake", {})
         self.requests: dict[str, tuple[int, list[int], int]] = {}  # seed, tokens, num computed
         self.asleep: set[str] = set()
-        gate = self.options.get("gate")
-        self.gate = os.open(gate, os.O_RDONLY) if gate else None
 
     def collective_rpc(
         self,
@@ -104,8 +103,7 @@ class FakeExecutor(Executor):
         os.kill(os.getpid(), signal.SIGKILL)
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
-        if self.gate is not None and scheduler_output.num_scheduled_tokens:
-            os.read(self.gate, 1)
+        time.sleep(self.options.get("step_seconds", 0.0))
         for request_id in scheduler_output.removed_req_ids:
             self.requests.pop(request_id, None)
         failed = {}

@@ -1,0 +1,121 @@
+"""With `engine_restart`, a core that dies is replaced, and callers see a pause instead of an error."""
+
+import os
+import signal
+
+import pytest
+from bridge import request, tokens_of
+from fake_executor import KILL, RAISE
+from leftovers import Leftovers
+
+from corespan.protocol.errors import EngineDeadError
+from corespan.protocol.outputs import FinishReason
+
+
+def restarting(make_mp_bridge, restarts=20, **options):
+    return make_mp_bridge(parallel={"engine_restart": restarts}, **options)
+
+
+def kill_core(bridge):
+    (pid,) = bridge.call("collective_rpc", "pid")
+    os.kill(pid, signal.SIGKILL)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+
+
+def test_requests_go_on_with_the_tokens_they_would_have_had(make_mp_bridge):
+    leftovers = Leftovers()
+    bridge = restarting(make_mp_bridge)
+    requests = [request(f"r{index}", range(1, 4 + index), 100 + index, seed=index) for index in range(8)]
+    bridge.call("pause_scheduler", "keep", False)
+    for new in requests:
+        bridge.add(new)
+    kill_core(bridge)
+    tokens, reasons = bridge.collect(*(new.request_id for new in requests))
+    assert tokens == {new.request_id: tokens_of(new) for new in requests}
+    assert set(reasons.values()) == {FinishReason.LENGTH}
+    bridge.close()
+    assert leftovers.found() == []
+
+
+def test_many_kills_among_two_hundred_requests_show_in_no_token(make_mp_bridge):
+    bridge = restarting(make_mp_bridge, max_num_seqs=16, step_seconds=0.001)
+    num_kills = 20 if bridge.kind == "async_mp" else 4
+    supervisor = bridge.client._supervisor
+    requests = [request(f"r{index}", range(1, 3 + index % 30), 60 + index % 50, seed=index) for index in range(200)]
+    for new in requests:
+        bridge.add(new)
+    tokens = {new.request_id: [] for new in requests}
+    unfinished = set(tokens)
+    kills, killed = 0, None
+    while unfinished:
+        num_from_core = 0
+        core = supervisor.link
+        while unfinished and supervisor.link is core:
+            for output in bridge.get_output().outputs:
+                tokens[output.request_id] += output.new_token_ids
+                num_from_core += len(output.new_token_ids)
+                if output.finish_reason is not None:
+                    assert output.finish_reason is FinishReason.LENGTH, output
+                    unfinished.remove(output.request_id)
+            if num_from_core > 400 and kills < num_kills and core is not killed:
+                os.kill(core.process.ready.pid, signal.SIGKILL)
+                kills, killed = kills + 1, core
+    assert kills == num_kills
+    assert tokens == {new.request_id: tokens_of(new) for new in requests}
+
+
+@pytest.mark.parametrize("trigger", [KILL, RAISE])
+def test_a_request_that_kills_twice_is_given_up_and_the_others_finish(make_mp_bridge, trigger):
+    bridge = restarting(make_mp_bridge)
+    requests = [request(f"r{index}", max_tokens=50, seed=index) for index in range(5)]
+    for new in [*requests[:3], request("killer", [1, trigger]), *requests[3:]]:
+        bridge.add(new)
+    tokens, reasons = bridge.collect("killer", *(new.request_id for new in requests))
+    assert reasons.pop("killer") is FinishReason.ERROR
+    assert set(reasons.values()) == {FinishReason.LENGTH}
+    assert {new.request_id: tokens[new.request_id] for new in requests} == {
+        new.request_id: tokens_of(new) for new in requests
+    }
+    assert len(bridge.client._supervisor._restarts) == 2
+
+
+def test_an_idle_core_that_dies_is_replaced_for_the_next_caller(make_mp_bridge):
+    bridge = restarting(make_mp_bridge)
+    kill_core(bridge)
+    fine = request("fine")
+    assert bridge.generate(fine)["fine"] == tokens_of(fine)
+    kill_core(bridge)
+    assert bridge.call("is_sleeping") is False
+    assert not bridge.client.engine_dead
+
+
+def test_a_call_the_core_died_in_fails_and_the_next_one_works(make_mp_bridge):
+    bridge = restarting(make_mp_bridge)
+    with pytest.raises(EngineDeadError, match="SIGKILL"):
+        bridge.call("collective_rpc", "die")
+    assert bridge.call("is_sleeping") is False
+
+
+def test_an_aborted_request_does_not_come_back(make_mp_bridge):
+    bridge = restarting(make_mp_bridge)
+    bridge.call("pause_scheduler", "keep", False)
+    kept = request("kept")
+    bridge.add(kept)
+    bridge.add(request("gone"))
+    bridge.abort("gone")
+    kill_core(bridge)
+    tokens, _ = bridge.collect("kept")
+    assert tokens == {"kept": tokens_of(kept)}
+    assert list(bridge.call("get_request_counts")) == [0, 0]
+
+
+def test_when_the_restarts_are_used_up_the_death_is_final(make_mp_bridge):
+    bridge = restarting(make_mp_bridge, restarts=1)
+    kill_core(bridge)
+    assert bridge.call("is_sleeping") is False
+    bridge.add(request("fatal", [1, RAISE]))
+    with pytest.raises(EngineDeadError, match="told to raise"):
+        bridge.collect("fatal")
+    assert bridge.client.engine_dead
+    with pytest.raises(EngineDeadError):
+        bridge.add(request("late"))
