@@ -16,8 +16,8 @@ from .ordering import BLOCK
 _BATCHED_TOP_K = 256
 """Rows that keep at most this many tokens are handled together; others one by one."""
 
-_FIRST_NUCLEUS = 64
-"""Most nuclei are smaller than this; only rows whose nucleus is not are looked at in full."""
+_NUCLEUS_FLOORS = (1e-2, 1e-3, 1e-4, 1e-5)
+"""A nucleus seldom holds a token less likely than these beside the likeliest; they are tried before the safe bound."""
 
 
 @dataclass(slots=True)
@@ -45,7 +45,7 @@ def draw(
         values, token_ids = ordering.top_k(chosen, ordering.block_max(chosen), int(top_k[rows].max()))
         weights = values.double().exp_()
         weights[torch.arange(weights.shape[1]) >= _column(top_k[rows], weights)] = 0.0
-        _cut_to_nucleus(weights, weights.sum(1), top_p[rows])
+        _cut_to_nucleus(weights, top_p[rows])
         _draw_from(drawn, rows, token_ids, weights, uniforms[rows], want_kept)
     whole = np.flatnonzero(~limited)
     if whole.size:
@@ -72,19 +72,18 @@ def _draw_from_whole(
     nucleus = np.flatnonzero(top_p < 1.0)
     if not nucleus.size:
         return
-    weights, totals, top_p = _take(weights, _index(nucleus, weights)), block_sums[nucleus, -1], top_p[nucleus]
-    rows, uniforms = rows[nucleus], uniforms[nucleus]
-    values, token_ids = ordering.top_k(weights, ordering.block_max(weights), min(_FIRST_NUCLEUS, weights.shape[1]))
-    values = values.double()
-    enough = (values.sum(1) >= totals * torch.from_numpy(top_p).to(totals.device)).cpu().numpy()
-    small, large = np.flatnonzero(enough), np.flatnonzero(~enough)
-    if small.size:
-        kept_weights = values[small]
-        _cut_to_nucleus(kept_weights, totals[small], top_p[small])
-        _draw_from(drawn, rows[small], token_ids[small], kept_weights, uniforms[small], want_kept)
-    for i in large:
-        ids, row_weights = _large_nucleus(weights[i], float(totals[i]), float(top_p[i]))
-        _draw_from(drawn, rows[i : i + 1], ids[None], row_weights[None], uniforms[i : i + 1], want_kept)
+    maxima = ordering.block_max(weights).cpu().numpy()
+    blocks = weights.view(len(rows), -1, BLOCK).cpu().numpy()
+    totals = block_sums[:, -1].cpu().numpy()
+    token_ids = np.empty(len(nucleus), dtype=np.int64)
+    for at, i in enumerate(nucleus.tolist()):
+        ids, kept_weights = _nucleus(blocks[i], maxima[i], top_p[i] * totals[i], totals[i])
+        cumulative = kept_weights.cumsum(dtype=np.float64)
+        place = cumulative.searchsorted(uniforms[i] * cumulative[-1], side="right")
+        token_ids[at] = ids[min(place, len(ids) - 1)]
+        if want_kept:
+            drawn.kept[int(rows[i])] = torch.from_numpy(ids).to(weights.device)
+    drawn.token_ids[_index(rows[nucleus], scaled)] = torch.from_numpy(token_ids).to(scaled.device)
 
 
 def _invert_in_blocks(weights: torch.Tensor, cumulative: torch.Tensor, uniforms: np.ndarray) -> torch.Tensor:
@@ -109,40 +108,44 @@ def _first_above(weights: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return torch.minimum(torch.searchsorted(weights.cumsum(1), targets, right=True), last)
 
 
-def _cut_to_nucleus(weights: torch.Tensor, totals: torch.Tensor, top_p: np.ndarray) -> None:
-    """Zero, in place, what lies behind the smallest prefix that holds top_p of the total.
-
-    weights: [rows, n] float64, largest first; totals: [rows] float64.
-    """
-    before = weights.cumsum(1) - weights
-    beyond = before >= _column(top_p, weights) * totals.unsqueeze(1)
+def _cut_to_nucleus(weights: torch.Tensor, top_p: np.ndarray) -> None:
+    """Zero, in place, what lies behind the smallest prefix that holds top_p of all. weights: [rows, n] float64, largest
+    first."""
+    cumulative = weights.cumsum(1)
+    beyond = cumulative - weights >= _column(top_p, weights) * cumulative[:, -1:]
     beyond &= _column(top_p < 1.0, weights)
     beyond[:, 0] = False
     weights[beyond] = 0.0
 
 
-def _large_nucleus(weights: torch.Tensor, total: float, top_p: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """weights: [n] float32. The nucleus' ids, ascending, and its weights, float64.
+def _nucleus(weights: np.ndarray, maxima: np.ndarray, wanted: float, total: float) -> tuple[np.ndarray, np.ndarray]:
+    """The smallest set that weighs `wanted`: its ids, ascending, [m] int64, and its weights, [m] float32.
 
-    Entries below (1 - p) * total / n cannot belong to it: all of them together weigh less than 1 - p. The others are
-    binned by size (a float's leading bits order like the float), so that only the bin at the nucleus' edge is sorted.
+    weights: [blocks, BLOCK] float32, the largest is 1; maxima: [blocks]. Entries below (total - wanted) / n cannot
+    belong to the set, for all of them together weigh less than what may be missing. The candidates are binned by size
+    (a float's leading bits order like the float), so that only the bin at the nucleus' edge is sorted.
     """
-    row = weights.cpu().numpy()
-    candidates = np.flatnonzero(row >= 0.99 * (1.0 - top_p) * total / len(row))
-    values = row[candidates]
+    bound = 0.99 * (total - wanted) / weights.size
+    for floor in (*(floor for floor in _NUCLEUS_FLOORS if floor > bound), bound):
+        blocks = np.flatnonzero(maxima >= floor)
+        near = weights[blocks].ravel()
+        candidates = np.flatnonzero(near >= floor)
+        values = near[candidates]
+        if values.sum(dtype=np.float64) >= wanted:
+            break
     bins = values.view(np.int32) >> 18
     bins = bins.max() - bins
-    mass = np.cumsum(np.bincount(bins, weights=values))
-    edge = min(int(np.searchsorted(mass, top_p * total)), len(mass) - 1)
+    mass = np.bincount(bins, weights=values).cumsum()
+    edge = min(int(mass.searchsorted(wanted)), len(mass) - 1)
     at_edge = np.sort(values[bins == edge])[::-1]
-    reached = np.cumsum(at_edge, dtype=np.float64) + (mass[edge - 1] if edge else 0.0)
-    size = min(int(np.searchsorted(reached, top_p * total)), len(at_edge) - 1) + 1
+    reached = at_edge.cumsum(dtype=np.float64) + (mass[edge - 1] if edge else 0.0)
+    size = min(int(reached.searchsorted(wanted)), len(at_edge) - 1) + 1
     smallest = at_edge[size - 1]
     ties = size - int(np.count_nonzero(at_edge > smallest))
     keep = values > smallest
     keep[np.flatnonzero(values == smallest)[:ties]] = True
-    ids = torch.from_numpy(candidates[keep]).to(weights.device)
-    return ids, weights[ids].double()
+    kept = candidates[keep]
+    return blocks[kept // BLOCK] * BLOCK + kept % BLOCK, values[keep]
 
 
 def _draw_from(

@@ -10,6 +10,9 @@ from ...protocol.outputs import LogprobsArrays
 from . import ordering
 from .ordering import BLOCK
 
+_LINES_AT_ONCE = 16
+"""So many lines of logits are exponentiated together: they stay in the CPU's caches."""
+
 _BATCHED_K = 256
 """Up to this k all rows are handled together; beyond it one by one, which bounds the memory of sorting."""
 
@@ -61,7 +64,11 @@ def _largest(padded: torch.Tensor, maxima: torch.Tensor, k: int) -> tuple[torch.
 def _log_sum_exp(padded: torch.Tensor, maxima: torch.Tensor) -> torch.Tensor:
     """[n] float32; summed block by block, so that a row's sum does not depend on the batch."""
     largest = maxima.amax(1, keepdim=True)
-    sums = (padded - largest).exp_().view(padded.shape[0], -1, BLOCK).sum(-1)
+    sums = torch.empty_like(maxima)
+    for start in range(0, len(padded), _LINES_AT_ONCE):
+        lines = slice(start, start + _LINES_AT_ONCE)
+        weights = (padded[lines] - largest[lines]).exp_()
+        sums[lines] = weights.view(len(weights), -1, BLOCK).sum(-1)
     return (largest.squeeze(1).double() + sums.double().cumsum(1)[:, -1].log()).float()
 
 

@@ -116,10 +116,10 @@ class SamplingBatch:
         """Tell the logits processors what has changed since the last call."""
         for update in self._updates:
             update.batch_size = self.batch_size
-        updates: list[BatchUpdate] | list[None] = self._updates or [None]
+        changes: list[BatchUpdate] | list[None] = self._updates or [None]
         for processor in self.processors:
-            for update in updates:
-                processor.update_state(update)
+            for change in changes:
+                processor.update_state(change)
         self._updates = []
 
     def _forget(self, row: int) -> None:

@@ -21,6 +21,9 @@ from .logprobs import gather_logprobs, merge_rows
 from .metadata import SamplingBatch
 from .penalties import apply_penalties
 
+_LINES_AT_ONCE = 16
+"""So many lines of logits are drawn from together: what is computed for them stays in the CPU's caches."""
+
 _USUAL_K = 256
 
 _MASK_OF_BYTE = np.where(
@@ -83,11 +86,10 @@ class Sampler:
 
         tokens, best = ordering.argmax(work, ordering.block_max(work))
         output = SamplerOutput(tokens.cpu().numpy())
-        greedy = batch.greedy[rows]
         self._fail(output, best, np.arange(len(rows)))
-        processed = None
-        if not greedy.all():
-            processed = self._sample_random(work, best, rows, greedy, output, wanted)
+        processed: dict[int, torch.Tensor] = {}
+        if not batch.greedy[rows].all():
+            processed = self._sample_random(work, best, rows, output, bool(wanted) and not self.report_raw)
         if wanted:
             reported = raw if raw is not None else self._processed(work, wanted, processed)
             output.logprobs = self._logprobs(reported, rows, wanted, output.token_ids)
@@ -96,53 +98,60 @@ class Sampler:
         return output
 
     def _sample_random(
+        self, work: torch.Tensor, best: torch.Tensor, rows: np.ndarray, output: SamplerOutput, want_processed: bool
+    ) -> dict[int, torch.Tensor]:
+        """Fill in the tokens of the rows that are not greedy. Returns those rows' processed logits where wanted."""
+        lines = np.flatnonzero(~self.batch.greedy[rows])
+        if output.failed:
+            lines = lines[~np.isin(lines, list(output.failed))]
+        processors = [p for p in self.batch.processors if p.is_argmax_invariant() and p.is_active()]
+        has_custom = not all(isinstance(processor, RowStateProcessor) for processor in processors)
+        size = max(len(lines), 1) if has_custom else _LINES_AT_ONCE
+        processed: dict[int, torch.Tensor] = {}
+        for start in range(0, len(lines), size):
+            at = lines[start : start + size]
+            self._sample_lines(work, best, rows, at, processors, output, processed if want_processed else None)
+        return processed
+
+    def _sample_lines(
         self,
         work: torch.Tensor,
         best: torch.Tensor,
         rows: np.ndarray,
-        greedy: np.ndarray,
+        at: np.ndarray,
+        processors: list[LogitsProcessor],
         output: SamplerOutput,
-        wanted: list[int],
-    ) -> dict[int, torch.Tensor]:
-        """Fill in the tokens of the rows that are not greedy. Returns the processed logits of those in `wanted`."""
+        processed: dict[int, torch.Tensor] | None,
+    ) -> None:
+        """Draw for the lines `at` ([n] int64, ascending)."""
         batch = self.batch
-        temperature = torch.from_numpy(batch.temperature[rows]).to(work.device, torch.float32)
-        at = self._random_lines(greedy, output)
-        chosen = work if len(at) == len(rows) else work[at]
-        scaled = (chosen - best[at, None]).div_(temperature[at, None])
-        offset = best / temperature
-        processors = [p for p in batch.processors if p.is_argmax_invariant() and p.is_active()]
+        chosen = work[at[0] : at[-1] + 1] if at[-1] - at[0] + 1 == len(at) else work[at]
+        temperature = torch.from_numpy(batch.temperature[rows[at]]).to(work.device, torch.float32)
+        scaled = (chosen - best[at, None]).div_(temperature[:, None])
+        offset = best[at] / temperature
         if processors:
             scaled = self._apply_processors(scaled, rows[at], processors)
             largest = scaled.amax(1)
             self._fail(output, largest, at)
-            kept = np.isin(at, self._random_lines(greedy, output))
-            if not kept.all():
-                scaled, largest, at = scaled[kept], largest[kept], at[kept]
+            sound = torch.isfinite(largest)
+            if not sound.all():
+                scaled, largest, offset, at = scaled[sound], largest[sound], offset[sound], at[sound.cpu().numpy()]
             if largest.any():
                 scaled = scaled - largest[:, None]
-                offset[at] += largest
+                offset += largest
         drawn_rows = rows[at]
         uniforms = noise.uniform(batch.noise_seeds[drawn_rows], batch.num_tokens[drawn_rows])
-        want_kept = bool(wanted) and not self.report_raw
-        drawn = draw(scaled, batch.top_k[drawn_rows], batch.top_p[drawn_rows], uniforms, want_kept)
+        top_k, top_p = batch.top_k[drawn_rows], batch.top_p[drawn_rows]
+        drawn = draw(scaled, top_k, top_p, uniforms, processed is not None)
         output.token_ids[at] = drawn.token_ids.cpu().numpy()
-        if not want_kept:
-            return {}
-        processed = {}
+        if processed is None:
+            return
         for line, i in enumerate(at.tolist()):
-            row = scaled[line] + offset[i]
+            row = scaled[line] + offset[line]
             if line in drawn.kept:
                 ids = drawn.kept[line]
                 row = torch.full_like(row, float("-inf")).index_copy_(0, ids, row[ids])
             processed[i] = row
-        return processed
-
-    @staticmethod
-    def _random_lines(greedy: np.ndarray, output: SamplerOutput) -> np.ndarray:
-        """Lines of logits that are drawn at random and have not failed: [n] int64."""
-        lines = np.flatnonzero(~greedy)
-        return lines[~np.isin(lines, list(output.failed))] if output.failed else lines
 
     def _apply_processors(
         self, work: torch.Tensor, rows: np.ndarray, processors: list[LogitsProcessor]
@@ -186,9 +195,8 @@ class Sampler:
                 output.failed[i] = f"the model's logits are not finite (largest: {values[at]})"
 
     @staticmethod
-    def _processed(work: torch.Tensor, wanted: list[int], processed: dict[int, torch.Tensor] | None) -> torch.Tensor:
+    def _processed(work: torch.Tensor, wanted: list[int], processed: dict[int, torch.Tensor]) -> torch.Tensor:
         """[len(wanted), width]: the logits that the tokens were drawn from."""
-        processed = processed or {}
         return torch.stack([processed.get(i, work[i]) for i in wanted])
 
     def _logprobs(
