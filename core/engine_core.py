@@ -140,6 +140,11 @@ class EngineCore:
         """Frees what the requests hold; no output follows. Unknown ids are ignored."""
         self.scheduler.finish_requests(request_ids, RequestStatus.FINISHED_ABORTED)
 
+    def abort_client_requests(self, client_index: int) -> None:
+        """Frees what the requests of a client hold that has gone away."""
+        requests = self.scheduler.requests.values()
+        self.abort_requests([request.request_id for request in requests if request.client_index == client_index])
+
     def abort_all_requests(self) -> None:
         """Ends every request, with an output that says so."""
         finished = self.scheduler.finish_requests(None, RequestStatus.FINISHED_ABORTED)
@@ -288,6 +293,7 @@ class EngineCore:
         return self.executor.collective_rpc(method, timeout, tuple(args), dict(kwargs or {}))
 
     def shutdown(self) -> None:
+        self.structured_output_manager.shutdown()
         self.executor.shutdown()
 
 

@@ -198,7 +198,7 @@ class ModelRunner:
                 targets = span.targets[at : at + _PROMPT_LOGPROB_ROWS]
                 first = offset + at
                 logits = self.model.compute_logits(hidden[first : first + len(targets)])
-                parts.append(gather_logprobs(logits, targets, span.k))
+                parts.append(gather_logprobs(logits, targets, span.k, as_logits=self.sampler.report_logits))
             result[span.req_id] = _concatenate(parts)
             offset += span.end - span.start
         return result
