@@ -10,6 +10,7 @@ from ..protocol.config import VllmConfig
 from ..protocol.errors import EngineDeadError
 from ..protocol.outputs import EngineCoreOutputs
 from ..protocol.requests import EngineCoreRequest
+from .addresses import ClientAddresses
 from .base import AsyncEngineCoreClient
 from .failures import utility_result
 from .inbox import Inbox
@@ -24,13 +25,28 @@ class AsyncMPClient(AsyncEngineCoreClient):
     and raises RuntimeError while that runs.
     """
 
-    def __init__(self, vllm_config: VllmConfig, executor_class: str, log_stats: bool) -> None:
-        start = functools.partial(CoreLink, vllm_config, executor_class, log_stats)
-        self._supervisor = Supervisor(start, vllm_config)
+    def __init__(
+        self,
+        vllm_config: VllmConfig,
+        executor_class: str,
+        log_stats: bool,
+        client_count: int = 1,
+        client_addresses: ClientAddresses | None = None,
+    ) -> None:
+        """Starts a core for `client_count` clients, or joins the core at `client_addresses`. One with several clients is
+        not restarted.
+        """
+        start = functools.partial(CoreLink, vllm_config, executor_class, log_stats, client_count, client_addresses)
+        restarts = vllm_config.parallel_config.engine_restart
+        self._supervisor = Supervisor(start, vllm_config, 0 if client_count > 1 or client_addresses else restarts)
         self._inbox = Inbox(self._supervisor)
         self._finalizer = weakref.finalize(self, self._inbox.close, 0.0)
         self.vllm_config = self._supervisor.link.vllm_config
         self._call_ids = itertools.count()
+
+    def client_addresses(self, client_index: int) -> ClientAddresses:
+        """For a further client of this one's core, in whatever process, to be passed to `make_async_mp_client`."""
+        return self._supervisor.link.addresses.of_client(client_index)
 
     async def get_output_async(self) -> EngineCoreOutputs:
         return await self._inbox.next_outputs()
@@ -63,3 +79,22 @@ class AsyncMPClient(AsyncEngineCoreClient):
         """
         self._inbox.close(self.vllm_config.parallel_config.shutdown_timeout if timeout is None else timeout)
         self._finalizer.detach()
+
+
+def make_async_mp_client(
+    vllm_config: VllmConfig,
+    executor_class: str,
+    log_stats: bool,
+    client_addresses: ClientAddresses | None = None,
+    client_count: int = 1,
+    client_index: int = 0,
+) -> AsyncMPClient:
+    """One of `client_count` clients of one core. The first (index 0) starts it and gives the others their addresses.
+
+    Raises ValueError when addresses and index do not fit.
+    """
+    if (client_addresses is None) != (client_index == 0):
+        raise ValueError(f"client_index is {client_index}: the first client starts the core, all others need addresses")
+    if client_addresses is not None and client_addresses.client_index != client_index:
+        raise ValueError(f"client_index is {client_index}, but the addresses are for {client_addresses.client_index}")
+    return AsyncMPClient(vllm_config, executor_class, log_stats, client_count, client_addresses)

@@ -15,8 +15,8 @@ DETACH_WAIT = 1.0  # seconds a shutdown in another thread waits for the event lo
 
 
 class Inbox:
-    """All methods but `close` belong to the thread of the event loop. While a dead core is being replaced, in a thread of
-    its own, there is no link to receive from, and waiters wait on.
+    """All methods but `close` belong to the thread of the event loop. While a dead core is being replaced, in a thread
+    of its own, there is no link to receive from, and waiters wait on.
     """
 
     def __init__(self, supervisor: Supervisor) -> None:
@@ -45,7 +45,8 @@ class Inbox:
             if link.dead_cause is None:
                 break
             await self._change()
-        answer = self._answers[call_id] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[UtilityOutput] = asyncio.get_running_loop().create_future()
+        self._answers[call_id] = answer
         try:
             link.send(EngineCoreRequestType.UTILITY, UtilityRequest(0, call_id, method, args))
             return await answer

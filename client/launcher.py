@@ -31,6 +31,7 @@ from ..protocol.outputs import (
     HandshakeReady,
     HandshakeShutdown,
 )
+from .addresses import ENGINE_INDEX, ClientAddresses
 from .failures import rebuild_exception
 
 logger = logging.getLogger("corespan.client")
@@ -57,11 +58,8 @@ class CoreProcess:
         vllm_config: VllmConfig,
         executor_class: str,
         log_stats: bool,
-        socket_dir: str,
-        output_token: bytes,
-        input_addresses: list[str],
-        output_addresses: list[str],
-        engine_index: int = 0,
+        addresses: ClientAddresses,
+        client_count: int,
     ) -> None:
         """Returns when the model is loaded.
 
@@ -69,7 +67,7 @@ class CoreProcess:
         TimeoutError after VLLM_ENGINE_READY_TIMEOUT_S.
         """
         self.owner_pid = os.getpid()
-        self._socket_dir = socket_dir
+        self._socket_dir = addresses.socket_dir
         self._last_words: HandshakeFailed | None = None
         self._channel_lock = threading.Lock()
         own_end, core_end = socket.socketpair()
@@ -84,11 +82,11 @@ class CoreProcess:
             )
         init = HandshakeInit(
             config=msgspec.msgpack.encode(vllm_config),
-            engine_index=engine_index,
-            socket_dir=socket_dir,
-            output_token=output_token,
-            input_addresses=input_addresses,
-            output_addresses=output_addresses,
+            engine_index=ENGINE_INDEX,
+            socket_dir=addresses.socket_dir,
+            output_token=addresses.output_token,
+            input_addresses=[addresses.of_client(index).input_address for index in range(client_count)],
+            output_addresses=[addresses.of_client(index).output_address for index in range(client_count)],
             executor_class=executor_class,
             log_stats=log_stats,
         )

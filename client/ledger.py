@@ -75,7 +75,7 @@ class Ledger:
         return [_send(entry) for entry in due]
 
     def bury(self) -> list[str]:
-        """The core has died; from now on `take_due` is about its successor. Returns the ids of the requests given up."""
+        """The core has died; from now on `take_due` is about its successor. The ids of the requests given up."""
         suspects = [entry for entry in self._possibly_running() if entry.suspicious]
         sent = [entry for entry in self._entries.values() if entry.sent]
         alone = sent[0] if len(sent) == 1 else None

@@ -18,11 +18,12 @@ from ..protocol.errors import EngineDeadError, ProtocolError
 from ..protocol.outputs import ENGINE_CORE_DEAD, EngineCoreOutputs, HandshakeReady
 from ..protocol.requests import EngineCoreRequestType
 from ..protocol.sockets import TOKEN_BYTES, OutputSeal, bind, identity, receive_frames
+from .addresses import ENGINE_INDEX, ClientAddresses
+from .attached import AttachedCore
 from .launcher import CoreProcess, make_socket_dir
 
 logger = logging.getLogger("corespan.client")
 
-ENGINE_INDEX = 0
 LAST_OUTPUTS_WAIT_MS = 20  # what a dead core had sent arrives within this time of the output before
 SHUT_DOWN = "it was shut down"
 READY_WAIT_MS = 10_000  # a core that says it is ready connects its sockets at the same time
@@ -34,8 +35,17 @@ class CoreLink:
     Nothing here refers to the client, so that a client that is dropped can be collected; `close` then cleans up.
     """
 
-    def __init__(self, vllm_config: VllmConfig, executor_class: str, log_stats: bool) -> None:
-        """Starts a core and waits until it is ready. Raises what `CoreProcess` raises."""
+    def __init__(
+        self,
+        vllm_config: VllmConfig,
+        executor_class: str,
+        log_stats: bool,
+        client_count: int = 1,
+        client_addresses: ClientAddresses | None = None,
+    ) -> None:
+        """Starts a core for `client_count` clients and connects as the first of them; with `client_addresses`, connects
+        as another client of a core that runs. Raises what `CoreProcess` raises.
+        """
         self.dead_cause: str | None = None
         self.released = False  # the sockets are closed
         self._closing = False
@@ -45,35 +55,36 @@ class CoreLink:
         self._encoder = MsgpackEncoder()
         self._decoder = MsgpackDecoder(EngineCoreOutputs)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        output_token = secrets.token_bytes(TOKEN_BYTES)
-        self._seal = OutputSeal(output_token)
-        self._socket_dir = make_socket_dir()
+        self.addresses = client_addresses or ClientAddresses(
+            socket_dir=make_socket_dir(), output_token=secrets.token_bytes(TOKEN_BYTES)
+        )
+        self._is_owner = client_addresses is None
+        self._seal = OutputSeal(self.addresses.output_token)
         try:
-            self._input = bind(self._context, zmq.ROUTER, f"ipc://{self._socket_dir}/input")
-            self.output_socket = bind(self._context, zmq.PULL, f"ipc://{self._socket_dir}/output")
-            self.process = CoreProcess(
-                vllm_config,
-                executor_class,
-                log_stats,
-                self._socket_dir,
-                output_token,
-                [f"ipc://{self._socket_dir}/input"],
-                [f"ipc://{self._socket_dir}/output"],
-                ENGINE_INDEX,
-            )
-            self._await_route()
+            self._input = bind(self._context, zmq.ROUTER, self.addresses.input_address)
+            self.output_socket = bind(self._context, zmq.PULL, self.addresses.output_address)
+            self.process: CoreProcess | AttachedCore
+            if self._is_owner:
+                self.process = CoreProcess(vllm_config, executor_class, log_stats, self.addresses, client_count)
+            else:
+                self.process = AttachedCore(self.addresses.core_pid)
         except BaseException:
             self._release_sockets()
             raise
-        self.vllm_config = _with_final_figures(vllm_config, self.process.ready)
+        try:
+            self.vllm_config = self._await_route(vllm_config)
+        except BaseException:
+            self.close()
+            raise
 
-    def _await_route(self) -> None:
-        """The socket can send to the core once the core has said a word on it."""
+    def _await_route(self, vllm_config: VllmConfig) -> VllmConfig:
+        """The socket can send to the core once the core has said on it that it is ready, and with which figures."""
         while self._input.poll(READY_WAIT_MS):
-            sender, *_ = self._input.recv_multipart()
-            if sender == identity(ENGINE_INDEX):
-                return
-        self.process.kill()
+            sender, *frames = self._input.recv_multipart()
+            if sender == identity(ENGINE_INDEX) and frames:
+                ready = msgspec.msgpack.decode(frames[0], type=HandshakeReady)
+                self.addresses.core_pid = ready.pid
+                return _with_final_figures(vllm_config, ready)
         raise TimeoutError("the engine core is ready but did not connect to its request socket")
 
     def send(self, request_type: EngineCoreRequestType, message: object) -> None:
@@ -149,7 +160,7 @@ class CoreLink:
         else:
             self.dead_cause = cause or self.process.cause_of_death()
             self.process.kill()
-            shutil.rmtree(self._socket_dir, ignore_errors=True)
+            self._remove_socket_dir()
             logger.error("The engine core has died: %s", self.dead_cause)
 
     def dead_error(self) -> EngineDeadError:
@@ -187,7 +198,11 @@ class CoreLink:
 
     def _release_sockets(self) -> None:
         self._context.destroy(linger=0)
-        shutil.rmtree(self._socket_dir, ignore_errors=True)
+        self._remove_socket_dir()
+
+    def _remove_socket_dir(self) -> None:
+        if self._is_owner:
+            shutil.rmtree(self.addresses.socket_dir, ignore_errors=True)
 
 
 def _with_final_figures(vllm_config: VllmConfig, ready: HandshakeReady) -> VllmConfig:

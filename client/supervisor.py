@@ -29,10 +29,10 @@ class Supervisor:
     shown to `record`. Thread-safe.
     """
 
-    def __init__(self, start: Callable[[], CoreLink], vllm_config: VllmConfig) -> None:
+    def __init__(self, start: Callable[[], CoreLink], vllm_config: VllmConfig, restarts: int) -> None:
         """Starts the first core; raises what `start` raises."""
         self._start = start
-        self._limit = vllm_config.parallel_config.engine_restart
+        self._limit = restarts
         fcfs = vllm_config.scheduler_config.policy == "fcfs"
         self._ledger = Ledger(vllm_config.scheduler_config.max_num_seqs if fcfs else None)
         self._lock = threading.RLock()  # guards the ledger and which link is the present one

@@ -27,7 +27,7 @@ class SyncMPClient(SyncEngineCoreClient):
 
     def __init__(self, vllm_config: VllmConfig, executor_class: str, log_stats: bool) -> None:
         start = functools.partial(CoreLink, vllm_config, executor_class, log_stats)
-        self._supervisor = Supervisor(start, vllm_config)
+        self._supervisor = Supervisor(start, vllm_config, vllm_config.parallel_config.engine_restart)
         self._finalizer = weakref.finalize(self, self._supervisor.close)
         self.vllm_config = self._supervisor.link.vllm_config
         self._call_ids = itertools.count()

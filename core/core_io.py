@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol, TypeVar
 
 import msgspec
 import zmq
+from zmq.utils.monitor import recv_monitor_message
 
 from ..protocol.codec import Buffer, MsgpackDecoder, MsgpackEncoder
 from ..protocol.errors import ProtocolError
@@ -24,7 +25,14 @@ logger = logging.getLogger("corespan.core")
 
 F = TypeVar("F")
 InputQueue = queue.SimpleQueue[tuple[EngineCoreRequestType, object]]
-ZmqContext = zmq.Context[zmq.Socket[bytes]]
+ZmqSocket = zmq.Socket[bytes]
+ZmqContext = zmq.Context[ZmqSocket]
+
+
+class ClientGone(NamedTuple):
+    """In place of request ids: all requests of this client are to be aborted."""
+
+    client_index: int
 
 
 class RequestIntake(Protocol):
@@ -41,7 +49,10 @@ class RequestIntake(Protocol):
 
 
 class InputThread(threading.Thread):
-    """Decodes what clients send and prepares requests, while the model runs. Ends when the ZMQ context does."""
+    """Decodes what clients send and prepares requests, while the model runs. Ends when the ZMQ context does.
+
+    Where several clients share the core, it also watches for clients that go away.
+    """
 
     def __init__(
         self,
@@ -52,7 +63,7 @@ class InputThread(threading.Thread):
         intake: RequestIntake,
         on_failure: Callable[[str], None],
     ) -> None:
-        """`ready` goes to every client at once, and teaches its socket the way to this core."""
+        """`ready` is the first message to every client, and teaches its socket the way to this core."""
         super().__init__(name="core-input", daemon=True)
         self._context = context
         self._addresses = addresses
@@ -60,6 +71,8 @@ class InputThread(threading.Thread):
         self._ready = ready
         self._intake = intake
         self._on_failure = on_failure
+        self._monitors: dict[ZmqSocket, tuple[int, ZmqSocket]] = {}  # by monitor, the client's index and socket
+        self._gone: set[int] = set()  # clients that were connected and are not
         self._add_decoder = MsgpackDecoder(EngineCoreRequest)
         self._abort_decoder = MsgpackDecoder(list[str])
         self._utility_decoder = MsgpackDecoder(UtilityRequest)
@@ -73,18 +86,38 @@ class InputThread(threading.Thread):
         except Exception:
             self._on_failure(f"the input thread failed\n{traceback.format_exc()}")
         finally:
-            for socket in sockets:
+            for socket in [*sockets, *self._monitors]:
                 socket.close()
 
-    def _serve(self, sockets: list["zmq.Socket[bytes]"]) -> None:
+    def _serve(self, sockets: list[ZmqSocket]) -> None:
         poller = zmq.Poller()
         for socket in sockets:
             socket.send(self._ready)
             poller.register(socket, zmq.POLLIN)
         client_index = {socket: index for index, socket in enumerate(sockets)}
+        self._watch_connections(sockets, poller)
         while True:
             for socket, _ in poller.poll():
-                self._handle(client_index[socket], receive_frames(socket))
+                if socket in self._monitors:
+                    self._handle_connection_event(socket, *self._monitors[socket])
+                else:
+                    self._handle(client_index[socket], receive_frames(socket))
+
+    def _watch_connections(self, sockets: list[ZmqSocket], poller: zmq.Poller) -> None:
+        """A lone client is the parent, whose end is noticed elsewhere."""
+        for client_index, socket in enumerate(sockets if len(sockets) > 1 else ()):
+            monitor = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED)
+            poller.register(monitor, zmq.POLLIN)
+            self._monitors[monitor] = (client_index, socket)
+
+    def _handle_connection_event(self, monitor: ZmqSocket, client_index: int, socket: ZmqSocket) -> None:
+        """A client's requests end with it. Whoever takes its place is told that the core is ready."""
+        if recv_monitor_message(monitor)["event"] == zmq.EVENT_DISCONNECTED:
+            self._gone.add(client_index)
+            self._intake.input_queue.put((EngineCoreRequestType.ABORT, ClientGone(client_index)))
+        elif client_index in self._gone:
+            self._gone.remove(client_index)
+            socket.send(self._ready)
 
     def _handle(self, client_index: int, frames: list[Buffer]) -> None:
         try:

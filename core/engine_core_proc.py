@@ -23,7 +23,7 @@ from ..protocol.config import VllmConfig
 from ..protocol.outputs import EngineCoreOutputs, FinishReason, HandshakeInit, HandshakeReady, UtilityOutput
 from ..protocol.requests import EngineCoreRequestType, UtilityRequest
 from ..protocol.sockets import OUTPUT_LINGER_MS, identity
-from .core_io import DeadSentinel, InputQueue, InputThread, OutputQueue, OutputThread, failed_call
+from .core_io import ClientGone, DeadSentinel, InputQueue, InputThread, OutputQueue, OutputThread, failed_call
 from .engine_core import DuplicateRequestError, EngineCore
 from .scheduler.request import Request
 
@@ -159,7 +159,10 @@ class EngineCoreProc(EngineCore):
         if request_type is EngineCoreRequestType.ADD:
             self._handle_add(cast(Request, message))
         elif request_type is EngineCoreRequestType.ABORT:
-            self.abort_requests(cast(list[str], message))
+            if isinstance(message, ClientGone):
+                self.abort_client_requests(message.client_index)
+            else:
+                self.abort_requests(cast(list[str], message))
         elif request_type is EngineCoreRequestType.UTILITY:
             self._handle_utility(cast(UtilityRequest, message))
 

@@ -52,9 +52,9 @@ def main(channel_fd: int, parent_pid: int) -> None:
     watch.on_shutdown = core.request_shutdown
     signal.signal(signal.SIGTERM, lambda *_: core.request_shutdown(core.vllm_config.parallel_config.shutdown_timeout))
     channel.send(core.ready_message())
-    error = core.run()
-    if error is not None:
-        channel.send(failure(error))
+    fault = core.run()
+    if fault is not None:
+        channel.send(failure(fault))
         sys.exit(1)
 
 

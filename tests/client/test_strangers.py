@@ -46,7 +46,7 @@ def send_as_stranger(socket_dir):
     """Sends frames to the client's output socket, and returns once they are on their way."""
     context = zmq.Context()
     socket = context.socket(zmq.PUSH)
-    socket.connect(f"ipc://{socket_dir}/output")
+    socket.connect(f"ipc://{socket_dir}/output-0")
     yield socket.send_multipart
     context.destroy(linger=0)
 
@@ -114,7 +114,7 @@ def test_a_stranger_on_the_request_socket_changes_nothing(bridge, socket_dir):
     context = zmq.Context()
     stranger = context.socket(zmq.DEALER)
     stranger.setsockopt(zmq.IDENTITY, b"\x00\x00")  # the core's own
-    stranger.connect(f"ipc://{socket_dir}/input")
+    stranger.connect(f"ipc://{socket_dir}/input-0")
     for _ in range(100):
         stranger.send_multipart([b"\x00", b"garbage"])
     fine = request("fine")

@@ -1,0 +1,109 @@
+"""Several asyncio clients, in several processes, share one core: each gets its own outputs, and ends alone."""
+
+import asyncio
+import multiprocessing
+import os
+import signal
+
+import pytest
+from bridge import DEADLINE, FAKE_EXECUTOR, fake_config, request, tokens_of
+
+from corespan.client.async_mp import make_async_mp_client
+from corespan.protocol.errors import EngineDeadError
+
+
+def make_client(**options):
+    return make_async_mp_client(fake_config(step_seconds=0.001), FAKE_EXECUTOR, False, **options)
+
+
+async def collect(client, *request_ids):
+    tokens = {request_id: [] for request_id in request_ids}
+    unfinished = set(request_ids)
+    while unfinished:
+        for output in (await client.get_output_async()).outputs:
+            tokens[output.request_id] += output.new_token_ids
+            if output.finish_reason is not None:
+                unfinished.remove(output.request_id)
+    return tokens
+
+
+def run_second_client(connection):
+    """In a process of its own: has a request running for ever so long, and says so."""
+
+    async def run():
+        addresses = connection.recv()
+        client = make_client(client_addresses=addresses, client_count=2, client_index=1)
+        fine = request("theirs", seed=3)
+        await client.add_request_async(fine)
+        assert await collect(client, "theirs") == {"theirs": tokens_of(fine)}
+        await client.call_utility("pause_scheduler", "keep", False)
+        await client.add_request_async(request("unfinished", max_tokens=250))
+        connection.send((await client.call_utility("get_request_counts"), client.vllm_config.cache_config))
+        await client.get_output_async()
+
+    asyncio.run(run())
+
+
+async def test_a_client_that_is_killed_takes_only_its_own_requests_along():
+    client = make_client(client_count=2)
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=run_second_client, args=(theirs,), daemon=True)
+    process.start()
+    ours.send(client.client_addresses(1))
+    counts, cache_config = await asyncio.to_thread(ours.recv)
+    assert list(counts) == [0, 1]
+    assert cache_config == client.vllm_config.cache_config
+    mine = request("mine", max_tokens=20)
+    await client.add_request_async(mine)
+    assert list(await client.call_utility("get_request_counts")) == [0, 2]
+    os.kill(process.pid, signal.SIGKILL)
+    process.join(DEADLINE)
+    while list(await client.call_utility("get_request_counts")) != [0, 1]:
+        await asyncio.sleep(0)
+    await client.call_utility("resume_scheduler")
+    assert await collect(client, "mine") == {"mine": tokens_of(mine)}
+    client.shutdown()
+
+
+async def test_each_client_gets_its_own_outputs_and_answers():
+    first = make_client(client_count=3)
+    others = [
+        make_client(client_addresses=first.client_addresses(index), client_count=3, client_index=index)
+        for index in (1, 2)
+    ]
+    clients = [first, *others]
+    requests = [request(f"r{index}", max_tokens=20 + index, seed=index) for index in range(3)]
+    for client, new in zip(clients, requests, strict=True):
+        await client.add_request_async(new)
+    answers = await asyncio.gather(
+        *(client.call_utility("collective_rpc", "echo", None, [index]) for index, client in enumerate(clients))
+    )
+    assert answers == [[[0]], [[1]], [[2]]]
+    collected = await asyncio.gather(
+        *(collect(client, new.request_id) for client, new in zip(clients, requests, strict=True))
+    )
+    assert collected == [{new.request_id: tokens_of(new)} for new in requests]
+    for client in others:
+        client.shutdown()
+    assert await first.call_utility("is_sleeping") is False
+    first.shutdown()
+
+
+async def test_the_core_s_death_reaches_every_client():
+    first = make_client(client_count=2)
+    second = make_client(client_addresses=first.client_addresses(1), client_count=2, client_index=1)
+    waiting = [asyncio.create_task(client.get_output_async()) for client in (first, second)]
+    (pid,) = await first.call_utility("collective_rpc", "pid")
+    os.kill(pid, signal.SIGKILL)
+    for task in waiting:
+        with pytest.raises(EngineDeadError):
+            await asyncio.wait_for(task, DEADLINE)
+    assert first.engine_dead and second.engine_dead
+    second.shutdown()
+    first.shutdown()
+
+
+def test_addresses_and_index_must_fit():
+    with pytest.raises(ValueError, match="client_index is 1"):
+        make_client(client_index=1, client_count=2)

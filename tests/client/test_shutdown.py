@@ -1,0 +1,83 @@
+"""Shutting down: in order, in time, once."""
+
+import threading
+
+import pytest
+from bridge import DEADLINE, request, tokens_of
+from leftovers import Leftovers
+
+from corespan.protocol.errors import EngineDeadError
+from corespan.protocol.outputs import FinishReason
+
+
+def test_a_shutdown_leaves_nothing_and_may_be_repeated(make_bridge):
+    leftovers = Leftovers()
+    bridge = make_bridge()
+    bridge.generate(request("fine"))
+    bridge.close()
+    bridge.close()
+    assert bridge.client.engine_dead
+    assert leftovers.found() == []
+    with pytest.raises(EngineDeadError, match="shut down"):
+        bridge.client.call_utility("is_sleeping") if bridge.kind == "inproc" else bridge.client._supervisor.add(
+            request("late")
+        )
+
+
+@pytest.mark.parametrize("timeout", [30.0, 0.0])
+def test_a_shutdown_drains_what_is_in_flight_or_aborts_it(make_mp_bridge, timeout):
+    bridge = make_mp_bridge(step_seconds=0.001)
+    long = request("long", max_tokens=200)
+    bridge.add(long)
+    bridge.client.shutdown(timeout)
+    tokens, reasons = bridge.collect("long")
+    if timeout:
+        assert tokens["long"] == tokens_of(long)
+        assert reasons["long"] is FinishReason.LENGTH
+    else:
+        assert reasons["long"] is FinishReason.ABORT
+    with pytest.raises(EngineDeadError, match="shut down"):
+        while True:
+            assert bridge.get_output().outputs == []
+
+
+def test_a_shutdown_wakes_a_thread_that_waits(make_mp_bridge):
+    bridge = make_mp_bridge()
+    bridge.call("is_sleeping")
+    errors = []
+
+    def wait():
+        try:
+            bridge.get_output()
+        except EngineDeadError as error:
+            errors.append(error)
+
+    waiter = threading.Thread(target=wait)
+    waiter.start()
+    bridge.client.shutdown()
+    waiter.join(DEADLINE)
+    assert "shut down" in str(errors[0])
+
+
+def test_threads_share_a_sync_client(make_bridge):
+    """One waits for outputs while others call: every answer reaches its caller."""
+    bridge = make_bridge()
+    if bridge.kind == "inproc":
+        pytest.skip("a core in process belongs to one thread")
+    new = request("long", max_tokens=200)
+    collected = []
+    waiter = threading.Thread(target=lambda: collected.append(bridge.collect("long")))
+    waiter.start()
+    answers = {}
+
+    def call(index):
+        answers[index] = [bridge.call("collective_rpc", "echo", None, [index, turn]) for turn in range(20)]
+
+    callers = [threading.Thread(target=call, args=(index,)) for index in range(6)]
+    for caller in callers:
+        caller.start()
+    bridge.add(new)
+    for thread in [*callers, waiter]:
+        thread.join(DEADLINE)
+    assert collected[0][0]["long"] == tokens_of(new)
+    assert answers == {index: [[[index, turn]] for turn in range(20)] for index in range(6)}
