@@ -183,19 +183,9 @@ class AsyncLLM(EngineControls):
         """
         self._ensure_alive()
         self._output_handler.ensure_running()
-        pieces = prompt if isinstance(prompt, AsyncIterator) else None
-
-        async def process(piece: StreamingInput) -> tuple[EngineCoreRequest, str | None]:
-            return await self._process(
-                request_id,
-                piece.prompt,
-                piece.sampling_params,
-                arrival_time,
-                tokenization_kwargs,
-                trace_headers,
-                priority,
-            )
-
+        process = functools.partial(
+            self._process, request_id, arrival_time, tokenization_kwargs, trace_headers, priority
+        )
         if isinstance(prompt, EngineCoreRequest):
             request = adopt(request_id, prompt)
         elif isinstance(prompt, AsyncIterator):
@@ -210,9 +200,9 @@ class AsyncLLM(EngineControls):
             )
         collector = RequestOutputCollector(request.sampling_params.output_kind, request.request_id)
         await self._add(request, prompt_text, collector)
-        if pieces is not None:
+        if isinstance(prompt, AsyncIterator):
             sending = send_pieces(
-                pieces, request, self.output_processor, collector, process, self.engine_core.add_request_async
+                prompt, request, self.output_processor, collector, process, self.engine_core.add_request_async
             )
             collector.input_task = asyncio.create_task(sending, name=f"corespan-prompt-{request_id}")
         return collector
@@ -306,10 +296,26 @@ class AsyncLLM(EngineControls):
         self._finalizer.detach()
 
     async def _process(
-        self, request_id: str, prompt: PromptType, *arguments: Any
+        self,
+        request_id: str,
+        arrival_time: float | None,
+        tokenization_kwargs: Mapping[str, Any] | None,
+        trace_headers: Mapping[str, str] | None,
+        priority: int,
+        piece: StreamingInput,
     ) -> tuple[EngineCoreRequest, str | None]:
-        process = functools.partial(self.input_processor.process_inputs, request_id, prompt, *arguments)
-        if _prompt_length(prompt) <= INLINE_PROMPT_LENGTH:
+        params: Any = piece.sampling_params  # whatever the caller gave: checked where requests are processed
+        process = functools.partial(
+            self.input_processor.process_inputs,
+            request_id,
+            piece.prompt,
+            params,
+            arrival_time,
+            tokenization_kwargs,
+            trace_headers,
+            priority,
+        )
+        if _prompt_length(piece.prompt) <= INLINE_PROMPT_LENGTH:
             return process()
         return await asyncio.get_running_loop().run_in_executor(self._prompt_threads, process)
 

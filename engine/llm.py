@@ -228,9 +228,11 @@ class LLM(EngineControls):
                         outputs[output.request_id] = output
                         unfinished.remove(output.request_id)
                         if bar is not None:
-                            bar.update(output)
+                            bar.finish(output)
                     elif output.request_id in self._enqueued:
                         self._enqueued[output.request_id] = output
+                if bar is not None:
+                    bar.tick(self.llm_engine.output_processor.request_states.values())
         except BaseException:
             self.llm_engine.abort_request(list(unfinished))
             raise

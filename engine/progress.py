@@ -5,8 +5,11 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from .outputs import RequestOutput
+from .request_state import RequestState
 
 T = TypeVar("T")
+
+REFRESH_INTERVAL = 0.5  # seconds between two updates of the rates
 
 UseTqdm = bool | Callable[..., Any]
 """Whether to show progress, or what makes the bar in place of tqdm."""
@@ -21,27 +24,41 @@ def progress(items: Iterable[T], total: int, use_tqdm: UseTqdm, description: str
 
 
 class CompletionBar:
-    """The bar of finished prompts, with the rates of tokens in and out since the start."""
+    """The bar of finished prompts, with the rates of tokens in and out since the start, also while none finishes."""
 
     def __init__(self, total: int, use_tqdm: UseTqdm) -> None:
-        postfix = f"est. speed input: {0:.2f} toks/s, output: {0:.2f} toks/s"
-        self._bar = _bar_factory(use_tqdm)(total=total, desc="Processed prompts", dynamic_ncols=True, postfix=postfix)
-        self._start = time.perf_counter()
-        self._num_input_tokens = 0
+        self._bar = _bar_factory(use_tqdm)(total=total, desc="Processed prompts", dynamic_ncols=True)
+        self._start = self._last_shown = time.perf_counter()
+        self._num_input_tokens = 0  # of finished prompts
         self._num_output_tokens = 0
 
-    def update(self, output: RequestOutput) -> None:
+    def finish(self, output: RequestOutput) -> None:
+        """One more prompt is done."""
         self._num_input_tokens += len(output.prompt_token_ids or ())
         self._num_output_tokens += sum(len(completion.token_ids) for completion in output.outputs)
-        elapsed = max(time.perf_counter() - self._start, 1e-9)
-        self._bar.postfix = (
-            f"est. speed input: {self._num_input_tokens / elapsed:.2f} toks/s, "
-            f"output: {self._num_output_tokens / elapsed:.2f} toks/s"
-        )
+        self._show_rates(self._num_input_tokens, self._num_output_tokens)
         self._bar.update(1)
+
+    def tick(self, running: Iterable[RequestState]) -> None:
+        """Brings the rates up to date, twice a second at most, with what the running requests have so far."""
+        if time.perf_counter() - self._last_shown < REFRESH_INTERVAL:
+            return
+        begun = [state for state in running if state.num_generated]
+        num_input_tokens = sum(len(state.request.prompt_token_ids) for state in begun if state.index == 0)
+        num_output_tokens = sum(state.num_generated for state in begun)
+        self._show_rates(self._num_input_tokens + num_input_tokens, self._num_output_tokens + num_output_tokens)
+        self._bar.refresh()
 
     def close(self) -> None:
         self._bar.close()
+
+    def _show_rates(self, num_input_tokens: int, num_output_tokens: int) -> None:
+        self._last_shown = time.perf_counter()
+        elapsed = max(self._last_shown - self._start, 1e-9)
+        self._bar.postfix = (
+            f"est. speed input: {num_input_tokens / elapsed:.2f} toks/s, "
+            f"output: {num_output_tokens / elapsed:.2f} toks/s"
+        )
 
 
 def _bar_factory(use_tqdm: UseTqdm) -> Callable[..., Any]:

@@ -191,8 +191,10 @@ def test_the_models_generation_config_is_the_default_and_explicit_params_win(
     )
 
 
-def test_progress_bars_count_prompts_and_show_rates(llm: LLM) -> None:
+def test_progress_bars_count_prompts_and_show_rates_while_they_run(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("corespan.engine.progress.REFRESH_INTERVAL", 0.0)
     bars: list[Any] = []
+    shown: list[str] = []
 
     class Bar:
         def __init__(self, items: Iterable[Any] = (), *, total: int, desc: str, **_: Any) -> None:
@@ -205,14 +207,18 @@ def test_progress_bars_count_prompts_and_show_rates(llm: LLM) -> None:
         def update(self, count: int) -> None:
             self.count += count
 
+        def refresh(self) -> None:
+            shown.append(self.postfix)
+
         def close(self) -> None:
             self.closed = True
 
-    llm.generate(PROMPTS, greedy(), use_tqdm=Bar)
+    llm.generate(PROMPTS, greedy(9), use_tqdm=Bar)
 
     adding, processed = bars
     assert (adding.total, processed.total, processed.count) == (3, 3, 3)
-    assert "input: " in processed.postfix and "output: " in processed.postfix
+    assert len(shown) == 9
+    assert all("input: " in postfix and "output: " in postfix for postfix in (*shown, processed.postfix))
     assert processed.closed
 
 
