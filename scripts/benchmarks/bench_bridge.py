@@ -1,0 +1,129 @@
+"""What the bridge between shell and core costs, on a tiny random model and on a real one; prints JSON lines and a table.
+
+Every engine stays loaded in a process of its own. All engines take each measurement in turn, --repeat times: times are
+minima over the rounds, since other work on the machine only ever adds to them, and throughputs are medians. Quote the
+ratios to `inproc` and `multiprocess` out of one sitting, never figures out of two.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+BENCHMARKS = Path(__file__).resolve().parent
+sys.path.insert(0, str(BENCHMARKS.parents[1] / "tests" / "support"))
+
+KINDS = ("inproc", "multiprocess", "async")
+LOWER_IS_BETTER = ("us", "ms", "bytes")  # units, which end a figure's name
+
+
+class Subject:
+    """One engine in its process, asked for measurements line by line."""
+
+    def __init__(self, kind: str, model: str, engine_args: str, threads: str | None) -> None:
+        self.kind = kind
+        command = [sys.executable, str(BENCHMARKS / "bridge_subject.py"), kind, model, engine_args]
+        environment = os.environ | ({"OMP_NUM_THREADS": threads} if threads else {})
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        self.process = subprocess.Popen(command, env=environment, **pipes)
+        self.rounds: dict[str, list[float]] = {}
+
+    def measure(self, what: str, count: int) -> None:
+        self.process.stdin.write(f"{what} {count}\n")
+        self.process.stdin.flush()
+        line = self.process.stdout.readline()
+        if not line:
+            raise SystemExit(f"{self.kind} ended with status {self.process.wait()}; its messages are above")
+        for name, figure in json.loads(line).items():
+            self.rounds.setdefault(name, []).append(figure)
+
+    def figures(self) -> dict[str, float]:
+        return {name: round(_best(name)(rounds), 3) for name, rounds in self.rounds.items()}
+
+    def close(self) -> None:
+        self.process.stdin.close()
+        try:
+            self.process.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+
+
+def _best(name: str) -> Callable[[list[float]], float]:
+    return min if name.endswith(LOWER_IS_BETTER) else statistics.median
+
+
+def main() -> None:
+    options = parse_options()
+    with tempfile.TemporaryDirectory(prefix="corespan-bench-") as folder:
+        models = {}
+        if "tiny" in options.models:
+            models["tiny"] = build_tiny_model(folder)
+        models |= {name: name for name in options.models if name != "tiny"}
+        for name, model in models.items():
+            subjects = measure_all(options, name, model)
+            for subject in subjects:
+                print(json.dumps({"model": name, "engine": subject.kind} | subject.figures()), flush=True)
+            print_table(name, subjects)
+
+
+def build_tiny_model(folder: str) -> str:
+    """Small enough that hardly anything but the bridge and the shell takes time."""
+    from tiny_llama import build_tiny_llama
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
+    return str(build_tiny_llama(Path(folder)))
+
+
+def measure_all(options: argparse.Namespace, name: str, model: str) -> list[Subject]:
+    """All engines on one model, shut down again."""
+    with contextlib.ExitStack() as stack:
+        subjects = []
+        for kind in options.engines:
+            threads = "1" if name == "tiny" else os.environ.get("OMP_NUM_THREADS")
+            subjects.append(Subject(kind, model, options.engine_args, threads))
+            stack.callback(subjects[-1].close)
+        for _ in range(options.repeat):
+            for what, count in (
+                ("round_trip", options.calls),
+                ("first_token", options.calls // 10),
+                *(("streams", count) for count in options.streams),
+                ("wire", 64),
+            ):
+                for subject in subjects:
+                    subject.measure(what, count)
+    return subjects
+
+
+def parse_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="scripts/bench_bridge", description=__doc__)
+    add = parser.add_argument
+    add("--models", nargs="+", default=["tiny", "smollm2-135m"], metavar="NAME", help="tiny, or a model [%(default)s]")
+    add("--engines", nargs="+", choices=KINDS, default=list(KINDS), metavar="NAME", help=f"{KINDS} [all]")
+    add("--engine-args", default="{}", metavar="JSON", help="further EngineArgs fields")
+    add("--streams", nargs="+", type=int, default=[64, 512], metavar="N", help="requests at once [%(default)s]")
+    add("--calls", type=int, default=1000, metavar="N", help="empty calls a round [%(default)s]")
+    add("--repeat", type=int, default=3, metavar="N", help="rounds [%(default)s]")
+    return parser.parse_args()
+
+
+def print_table(model: str, subjects: list[Subject]) -> None:
+    names = list(dict.fromkeys(name for subject in subjects for name in subject.rounds))
+    rows = [[model, *(subject.kind for subject in subjects)]]
+    rows += [[name, *(f"{subject.figures().get(name, float('nan')):,.1f}" for subject in subjects)] for name in names]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    print()
+    for row in rows:
+        print("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
+    print(flush=True)
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    main()
