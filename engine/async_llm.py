@@ -8,7 +8,9 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Se
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from ..client.base import AsyncEngineCoreClient, EngineCoreClient, PauseMode
+from ..client.addresses import ClientAddresses
+from ..client.async_mp import AsyncMPClient, make_async_mp_client
+from ..client.base import PauseMode
 from ..protocol.config import ModelConfig, VllmConfig
 from ..protocol.errors import EngineDeadError, EngineGenerateError
 from ..protocol.params import SamplingParams
@@ -56,13 +58,20 @@ class AsyncLLM(EngineControls):
         *,
         log_requests: bool = False,
         stat_loggers: Sequence[StatLoggerFactory] = (),
+        client_addresses: ClientAddresses | None = None,
+        client_count: int = 1,
+        client_index: int = 0,
     ) -> None:
-        """Returns when the core is up; raises what its start raises. `executor_class` is "package.module:Class"."""
+        """Returns when the core is up; raises what its start raises. `executor_class` is "package.module:Class".
+
+        With `client_count` above 1 the core serves that many engines, each in a process of its own if need be: the
+        first starts it, the others join with their index and its `client_addresses(index)`.
+        """
         self.tokenizer = get_tokenizer(vllm_config.model_config)
         self.log_requests = log_requests
         self.log_stats = log_stats or bool(stat_loggers)
-        self.engine_core: AsyncEngineCoreClient = EngineCoreClient.make_client(
-            True, True, vllm_config, executor_class, self.log_stats
+        self.engine_core: AsyncMPClient = make_async_mp_client(
+            vllm_config, executor_class, self.log_stats, client_addresses, client_count, client_index
         )
         self._finalizer = weakref.finalize(self, self.engine_core.shutdown)
         self.vllm_config = self.engine_core.vllm_config
@@ -105,6 +114,10 @@ class AsyncLLM(EngineControls):
             disable_log_stats=engine_args.disable_log_stats,
             stat_loggers=stat_loggers,
         )
+
+    def client_addresses(self, client_index: int) -> ClientAddresses:
+        """What another engine needs to share this one's core, as client `client_index` of the `client_count`."""
+        return self.engine_core.client_addresses(client_index)
 
     @property
     def model_config(self) -> ModelConfig:

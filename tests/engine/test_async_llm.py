@@ -404,3 +404,20 @@ async def test_prompts_may_not_be_streams_of_something_else(engine: AsyncLLM) ->
 
     with pytest.raises(TypeError):
         await collect(engine, "pieces", greedy(), pieces())
+
+
+async def test_two_engines_may_share_one_core(tiny_llama_dir: str) -> None:
+    config = AsyncEngineArgs(model=tiny_llama_dir, **SMALL_ENGINE).create_engine_config()
+    first = AsyncLLM(config, client_count=2)
+    second = AsyncLLM(config, client_count=2, client_index=1, client_addresses=first.client_addresses(1))
+    try:
+        both = await asyncio.gather(
+            collect(first, "same-id", greedy(20)), collect(second, "same-id", greedy(30), "Once upon a time")
+        )
+        alone = await collect(first, "alone", greedy(30), "Once upon a time")
+
+        assert [len(outputs[-1].outputs[0].token_ids) for outputs in both] == [20, 30]
+        assert both[1][-1].outputs[0].token_ids == alone[-1].outputs[0].token_ids
+    finally:
+        second.shutdown()
+        first.shutdown()
