@@ -8,7 +8,7 @@ import functools
 import json
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, overload
 
 import tokenizers
 from tokenizers import AddedToken
@@ -94,6 +94,14 @@ class Tokenizer:
     def is_fast(self) -> bool:
         return self.backend is not None
 
+    @property
+    def bos_token(self) -> str | None:
+        return self.special_tokens_map.get("bos_token")
+
+    @property
+    def eos_token(self) -> str | None:
+        return self.special_tokens_map.get("eos_token")
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`. Raises ValueError where it holds lone surrogates, which no UTF-8 text can."""
         check_encodable(text)
@@ -134,6 +142,7 @@ class Tokenizer:
     def max_token_id(self) -> int:
         return max(self.get_vocab().values(), default=-1)
 
+    @overload
     def apply_chat_template(
         self,
         messages: Sequence[Any],
@@ -142,22 +151,46 @@ class Tokenizer:
         tools: Sequence[dict[str, Any]] | None = None,
         add_generation_prompt: bool = False,
         continue_final_message: bool = False,
+        tokenize: Literal[False] = False,
         **template_kwargs: Any,
-    ) -> str:
-        """Write a conversation as the model's prompt text.
+    ) -> str: ...
+    @overload
+    def apply_chat_template(
+        self,
+        messages: Sequence[Any],
+        chat_template: str | None = None,
+        *,
+        tools: Sequence[dict[str, Any]] | None = None,
+        add_generation_prompt: bool = False,
+        continue_final_message: bool = False,
+        tokenize: Literal[True],
+        **template_kwargs: Any,
+    ) -> list[int]: ...
+    def apply_chat_template(
+        self,
+        messages: Sequence[Any],
+        chat_template: str | None = None,
+        *,
+        tools: Sequence[dict[str, Any]] | None = None,
+        add_generation_prompt: bool = False,
+        continue_final_message: bool = False,
+        tokenize: bool = False,
+        **template_kwargs: Any,
+    ) -> str | list[int]:
+        """Write a conversation as the model's prompt text, or with `tokenize` as the ids of that text.
 
         `chat_template`: template text, or the name of one of the model's templates; None: the model's own.
         Raises ValueError where there is no template, it fails, or the messages do not suit it.
         """
-        template = self.select_template(chat_template, with_tools=tools is not None)
-        return render_chat_template(
-            template,
+        text = render_chat_template(
+            self.select_template(chat_template, with_tools=tools is not None),
             messages,
             tools=tools,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             variables={**self.special_tokens_map, **template_kwargs},
         )
+        return self.encode(text, add_special_tokens=False) if tokenize else text
 
     def select_template(self, chosen: str | None, with_tools: bool) -> str:
         """`chosen` itself, the template of that name, or the model's own. Raises ValueError where there is none."""

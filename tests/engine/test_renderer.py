@@ -312,6 +312,13 @@ def test_the_models_own_template_is_used_by_default(renderer: Renderer, referenc
     assert rendered_chat(renderer, [USER])[0] == expected
 
 
+def test_the_tokenizer_itself_renders_and_tokenises(tokenizer: Tokenizer, reference: Any) -> None:
+    for tokenize in (False, True):
+        options = {"add_generation_prompt": True, "tokenize": tokenize}
+        ours = tokenizer.apply_chat_template([USER], **options)
+        assert ours == reference.apply_chat_template([USER], return_dict=False, **options)
+
+
 def test_tools_and_tool_calls_render_as_in_transformers(renderer: Renderer, reference: Any) -> None:
     messages = [SYSTEM, USER, CALL, {"role": "tool", "content": "sunny"}]
     options = {"chat_template": QWEN_LIKE, "tools": [WEATHER], "add_generation_prompt": True}

@@ -51,6 +51,7 @@ def test_encoding_and_decoding_equal_transformers(tmp_path: Path, fields: dict[s
                 token_ids, skip_special_tokens=skip
             )
     assert (ours.bos_token_id, ours.eos_token_id) == (theirs.bos_token_id, theirs.eos_token_id)
+    assert (ours.bos_token, ours.eos_token) == (theirs.bos_token, theirs.eos_token)
 
 
 def test_a_named_token_that_is_not_in_the_vocabulary_does_not_enlarge_it(tmp_path: Path) -> None:
