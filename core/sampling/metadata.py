@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from ...protocol.config import VllmConfig
+from ...protocol.param_checks import below_vocab
 from ...protocol.params import SamplingParams, SamplingType
 from ..scheduler.output import NewRequestData
 from .logits_processors.builtin import BUILTIN_PROCESSORS
@@ -52,9 +53,11 @@ class SamplingBatch:
     def add(self, row: int, request: NewRequestData) -> None:
         """Put a request into a row, in place of any that sat there.
 
-        Raises ValueError, and changes nothing, when a user's logits processor refuses the request's parameters.
+        Raises ValueError, and changes nothing, when the parameters hold token ids beyond the vocabulary (the shell
+        lets none through) or a user's logits processor refuses them.
         """
         params = request.sampling_params
+        self._check_token_ids(params)
         for processor in self._custom:
             processor.validate_params(params)
         self._forget(row)
@@ -64,7 +67,7 @@ class SamplingBatch:
         self.temperature[row] = params.temperature
         self.top_k[row] = max(params.top_k, 0)
         self.top_p[row] = params.top_p
-        self.noise_seeds[row] = request.noise_seed
+        self.noise_seeds[row] = request.noise_seed % 2**64
         self.num_tokens[row] = len(request.token_ids)
         if uses_penalties(params):
             self.counts[row] = TokenCounts(params, [] if request.prompt_embeds is not None else prompt, output)
@@ -121,6 +124,13 @@ class SamplingBatch:
             for change in changes:
                 processor.update_state(change)
         self._updates = []
+
+    def _check_token_ids(self, params: SamplingParams) -> None:
+        below_vocab("logit_bias", params.logit_bias or (), self.vocab_size)
+        below_vocab("allowed_token_ids", params.allowed_token_ids or (), self.vocab_size)
+        below_vocab("logprob_token_ids", params.logprob_token_ids or (), self.vocab_size)
+        for word in params.bad_words_token_ids or ():
+            below_vocab("bad_words", word, self.vocab_size)
 
     def _forget(self, row: int) -> None:
         self.greedy[row] = True

@@ -76,7 +76,7 @@ class Sampler:
         if wanted and self.report_raw:
             unchanged = not (processors or batch.counts or grammar_rows is not None)
             raw = work if unchanged and len(wanted) == len(rows) else work[wanted]
-        if grammar_rows is not None and grammar_bitmask is not None:
+        if grammar_rows is not None and grammar_bitmask is not None and len(grammar_rows):
             self._apply_bitmask(work, grammar_rows, grammar_bitmask)
         if processors:
             work = self._apply_processors(work, rows, processors)

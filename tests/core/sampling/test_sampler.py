@@ -277,3 +277,27 @@ def test_an_untouched_batch_of_draws_does_not_change_its_logits() -> None:
 
 def test_different_seeds_draw_different_tokens() -> None:
     assert len(set(draw_many(torch.zeros(VOCAB), SamplingParams(), 400).tolist())) > 100
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(logit_bias={VOCAB: 1.0}),
+        SamplingParams(allowed_token_ids=[1, 2**40]),
+        SamplingParams(logprob_token_ids=[VOCAB]),
+        with_bad_words(SamplingParams(), [3], [4, VOCAB + 1]),
+    ],
+)
+def test_ids_beyond_the_vocabulary_that_got_past_the_shell_are_refused_without_a_trace(params: SamplingParams) -> None:
+    batch = SamplingBatch(vllm_config(VOCAB), 2)
+    with pytest.raises(ValueError, match="within the vocabulary"):
+        batch.add(0, new_request(params))
+    assert batch.batch_size == 0
+
+
+def test_a_grammar_for_none_of_the_lines_binds_nothing() -> None:
+    batch = SamplingBatch(vllm_config(VOCAB), 1)
+    batch.add(0, new_request(SamplingParams(temperature=0)))
+    nothing = np.empty((0, (VOCAB + 31) // 32), dtype=np.int32)
+    drawn = Sampler(batch).sample(torch.eye(1, VOCAB), np.arange(1), np.empty(0, dtype=np.int64), nothing)
+    assert drawn.token_ids.tolist() == [0]
