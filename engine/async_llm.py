@@ -202,6 +202,8 @@ class AsyncLLM(EngineControls):
         if isinstance(prompt, EngineCoreRequest):
             request = adopt(request_id, prompt)
         elif isinstance(prompt, AsyncIterator):
+            if self.vllm_config.parallel_config.engine_restart:
+                raise ValueError("a prompt that comes in pieces cannot move to a new core; use engine_restart=0")
             request, prompt_text = await process(await first_piece(prompt, params))
             request.resumable = True
         else:

@@ -228,6 +228,19 @@ async def test_params_that_need_the_whole_prompt_are_refused(engine: AsyncLLM, f
     assert await nothing_runs(engine)
 
 
+async def test_an_engine_that_restarts_its_core_takes_whole_prompts_only(tiny_llama_dir: str) -> None:
+    async def pieces() -> AsyncIterator[StreamingInput]:
+        yield StreamingInput([70, 71])
+
+    restarting = AsyncLLM.from_engine_args(AsyncEngineArgs(model=tiny_llama_dir, engine_restart=1, **SMALL_ENGINE))
+    try:
+        with pytest.raises(ValueError, match="engine_restart"):
+            await anext(restarting.generate(pieces(), greedy(), "pieces"))
+        assert await nothing_runs(restarting)
+    finally:
+        restarting.shutdown()
+
+
 async def test_a_generator_without_pieces_or_of_something_else_is_refused(engine: AsyncLLM) -> None:
     async def empty() -> AsyncIterator[StreamingInput]:
         return
