@@ -1,0 +1,222 @@
+"""What a request may ask for, over the three clients: rows of a batch never touch each other."""
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from corespan import RequestOutput, SamplingParams, StructuredOutputsParams
+
+PROMPTS = [
+    "The capital of France is",
+    "Once upon a time",
+    "one two",
+    "Winter, spring and 日本",
+    "Rivers run through both of them every morning.",
+    "x",
+]
+
+
+def greedy(max_tokens: int = 16, **fields: Any) -> SamplingParams:
+    return SamplingParams(**{"temperature": 0, "max_tokens": max_tokens, "ignore_eos": True, **fields})
+
+
+def tokens(outputs: list[RequestOutput]) -> list[list[int]]:
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+def test_params_on_some_rows_leave_the_other_rows_alone(make_runner: Any, runner: Any) -> None:
+    special = {"bad_words": [" the", "qu"], "repetition_penalty": 1.3, "presence_penalty": 0.5, "logit_bias": {77: 5.0}}
+    all_params = [
+        greedy(14),
+        greedy(21, **special),
+        greedy(5),
+        SamplingParams(temperature=0.9, seed=5, max_tokens=25),
+        greedy(30, **special, frequency_penalty=0.3),
+        greedy(18, min_tokens=18),
+    ]
+    few_places = make_runner(max_num_seqs=4)
+
+    together = tokens(few_places.generate(PROMPTS, all_params))
+
+    alone = [tokens(runner.generate(prompt, params))[0] for prompt, params in zip(PROMPTS, all_params, strict=True)]
+    plain = tokens(runner.generate(PROMPTS, greedy(14)))
+    assert together == alone
+    assert together[0] == plain[0]
+    assert together[1][:14] != plain[1]
+
+
+def test_a_seeded_request_is_the_same_alone_among_64_and_from_the_cache(runner: Any) -> None:
+    params = SamplingParams(temperature=1.0, top_p=0.9, seed=123, max_tokens=20)
+    crowd = [SamplingParams(temperature=1.0, max_tokens=10 + number % 7) for number in range(63)]
+    runner.call("reset_prefix_cache")
+
+    (cold,) = tokens(runner.generate(PROMPTS[4], params))
+    (warm,) = tokens(runner.generate(PROMPTS[4], params))
+    crowded = tokens(
+        runner.generate([PROMPTS[1]] * 40 + [PROMPTS[4]] + [PROMPTS[2]] * 23, [*crowd[:40], params, *crowd[40:]])
+    )
+
+    assert cold == warm == crowded[40]
+
+
+def test_tiny_temperatures_are_greedy_without_a_step(runner: Any) -> None:
+    """From 1e-2 on the two best logits of this text are close enough for the second to be drawn."""
+    temperatures = [1e-3, 1e-4, 2e-5, 1e-5, 1e-6, 1e-9, 1e-38]
+    all_params = [
+        SamplingParams(temperature=temperature, seed=1, max_tokens=8, ignore_eos=True, logprobs=1)
+        for temperature in temperatures
+    ]
+
+    outputs = runner.generate([PROMPTS[1]] * len(temperatures), all_params)
+
+    assert tokens(outputs) == tokens(runner.generate(PROMPTS[1], greedy(8))) * len(temperatures)
+    assert all(np.isfinite(output.outputs[0].cumulative_logprob) for output in outputs)
+
+
+def test_a_tiny_top_p_is_greedy(runner: Any) -> None:
+    params = SamplingParams(top_p=1e-4, seed=1, max_tokens=8, ignore_eos=True)
+
+    assert tokens(runner.generate(PROMPTS, params)) == tokens(runner.generate(PROMPTS, greedy(8)))
+
+
+def test_logprobs_are_the_models_whatever_the_sampling(runner: Any, reference: Any) -> None:
+    variants = [
+        greedy(3, logprobs=3),
+        SamplingParams(temperature=0.5, top_k=5, seed=1, max_tokens=3, logprobs=3),
+        SamplingParams(temperature=1.5, presence_penalty=1.0, seed=2, max_tokens=3, logprobs=3),
+    ]
+
+    outputs = runner.generate([PROMPTS[0]] * 3, variants)
+
+    expected = reference.logprobs(outputs[0].prompt_token_ids)[-1]
+    best = np.argsort(-expected)[:3].tolist()
+    for output in outputs:
+        first = output.outputs[0].logprobs[0]
+        assert [first[token].logprob for token in best] == pytest.approx(expected[best].tolist(), abs=1e-4)
+        chosen = [entry[token] for entry, token in zip(output.outputs[0].logprobs, tokens([output])[0], strict=True)]
+        assert output.outputs[0].cumulative_logprob == pytest.approx(sum(entry.logprob for entry in chosen))
+
+
+def test_logprobs_of_zero_give_the_chosen_token_alone(runner: Any) -> None:
+    (output,) = runner.generate(PROMPTS[0], SamplingParams(seed=3, max_tokens=5, logprobs=0))
+
+    assert [list(entry) for entry in output.outputs[0].logprobs] == [[token] for token in tokens([output])[0]]
+
+
+def test_prompt_logprobs_are_the_same_cold_warm_and_chunked(make_runner: Any, runner: Any, reference: Any) -> None:
+    ids = [5 + (7 * position) % 500 for position in range(33)]
+    other = [*ids[:32], 9]
+    params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=1)
+    runner.call("reset_prefix_cache")
+    chunked = make_runner(max_num_batched_tokens=32)
+
+    def figures(engine: Any, prompt: list[int]) -> list[tuple[float, int, str]]:
+        (output,) = engine.generate({"prompt_token_ids": prompt}, params)
+        assert output.prompt_logprobs[0] is None
+        assert len(output.prompt_logprobs) == len(prompt)
+        entries = [output.prompt_logprobs[position][token] for position, token in enumerate(prompt) if position]
+        return [(entry.logprob, entry.rank, entry.decoded_token) for entry in entries]
+
+    cold = figures(runner, ids)
+    warm = figures(runner, ids)
+    after_another = (figures(runner, other), figures(runner, ids))[1]
+    in_chunks = figures(chunked, ids)
+
+    expected = reference.logprobs(ids)
+    for position, (logprob, rank, _) in enumerate(cold, start=1):
+        assert logprob == pytest.approx(expected[position - 1, ids[position]], abs=1e-4)
+        assert rank == int((expected[position - 1] >= expected[position - 1, ids[position]]).sum())
+    for again in (warm, after_another, in_chunks):
+        assert [each[1:] for each in again] == [each[1:] for each in cold]
+        assert [each[0] for each in again] == pytest.approx([each[0] for each in cold], abs=1e-4)
+
+
+def test_further_end_tokens_of_the_model_stop_unless_ignored_and_user_stops_always_do(make_runner: Any) -> None:
+    engine = make_runner(override_generation_config={"eos_token_id": [1, 60]})
+
+    def run(**fields: Any) -> tuple[int, str | None, Any]:
+        params = SamplingParams(temperature=0, max_tokens=20, logit_bias={60: 100.0}, **fields)
+        completion = engine.generate(PROMPTS[0], params)[0].outputs[0]
+        return len(completion.token_ids), completion.finish_reason, completion.stop_reason
+
+    assert run(ignore_eos=True) == (20, "length", None)
+    assert run() == (1, "stop", 60)
+    assert run(ignore_eos=True, stop_token_ids=[60]) == (1, "stop", 60)
+    assert run(min_tokens=5)[0] == 6
+
+
+def test_structured_answers_are_what_was_asked_for_beside_free_ones(runner: Any) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"n": {"type": "integer"}},
+        "required": ["n"],
+        "additionalProperties": False,
+    }
+    constraints = [
+        StructuredOutputsParams(choice=["yes", "no"]),
+        StructuredOutputsParams(regex=r"[0-9]{3}-[a-c]{2}"),
+        StructuredOutputsParams(json={"enum": [1, 2, 3]}),
+        None,
+    ]
+    all_params = [
+        SamplingParams(temperature=1.0, seed=4, max_tokens=30, structured_outputs=constraint)
+        for constraint in constraints
+    ]
+    all_params.append(
+        SamplingParams(temperature=0, max_tokens=60, structured_outputs=StructuredOutputsParams(json=schema))
+    )
+
+    choice, regex, enum, free, _ = (output.outputs[0] for output in runner.generate([PROMPTS[0]] * 5, all_params))
+
+    assert choice.text in ("yes", "no")
+    assert len(regex.text) == 6 and regex.text[3] == "-"
+    assert json.loads(enum.text) in (1, 2, 3)
+    unconstrained = SamplingParams(temperature=1.0, seed=4, max_tokens=30)
+    assert free.token_ids == tokens(runner.generate(PROMPTS[0], unconstrained))[0]
+
+
+def test_children_of_one_prompt_compute_it_once(runner: Any) -> None:
+    runner.call("reset_prefix_cache")
+    prompt = {"prompt_token_ids": [5 + position % 300 for position in range(64)]}
+
+    (first,) = runner.generate(prompt, SamplingParams(n=4, seed=1, max_tokens=4))
+
+    assert len({tuple(child.token_ids) for child in first.outputs}) == 4
+    (again,) = runner.generate(prompt, greedy(1))
+    assert again.num_cached_tokens == 48
+
+
+@pytest.mark.parametrize("detokenize", [True, False])
+def test_without_detokenisation_there_are_tokens_and_no_text(runner: Any, detokenize: bool) -> None:
+    (output,) = runner.generate(PROMPTS[0], greedy(4, detokenize=detokenize, logprobs=1))
+
+    assert bool(output.outputs[0].text) is detokenize
+    assert len(output.outputs[0].token_ids) == 4
+    assert all(
+        (entry.decoded_token is not None) is detokenize
+        for entries in output.outputs[0].logprobs
+        for entry in entries.values()
+    )
+
+
+def test_priority_decides_who_runs_first(make_runner: Any) -> None:
+    """With one place, whoever has the smaller number is scheduled first, and equals go in order of arrival."""
+    engine = make_runner(max_num_seqs=1, scheduling_policy="priority", disable_log_stats=False)
+
+    outputs = engine.generate(PROMPTS[:5], [greedy(200), *[greedy(4)] * 4], priority=[5, 1, 1, -3, 5])
+
+    starts = {output.metrics.scheduled_ts: index for index, output in enumerate(outputs)}
+    order = [starts[start] for start in sorted(starts)]
+    waiting = [index for index in order if index != 0]  # the first to arrive finds the place free
+    assert waiting == [3, 1, 2, 4]
+
+
+def test_truncated_prompts_keep_their_end(runner: Any) -> None:
+    ids = list(range(5, 105))
+
+    (output,) = runner.generate({"prompt_token_ids": ids}, greedy(4, truncate_prompt_tokens=10))
+
+    assert output.prompt_token_ids == ids[-10:]
+    assert tokens([output]) == tokens(runner.generate({"prompt_token_ids": ids[-10:]}, greedy(4)))
