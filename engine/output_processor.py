@@ -113,11 +113,11 @@ class OutputProcessor:
                 if finish_reason is None:
                     result.reqs_to_abort.append(output.request_id)
                 finish_reason, stop_reason = FinishReason.STOP, stop
-            goes_on = (
-                state.session_open
-                and finish_reason is not None
-                and state.end_piece(finish_reason, stop_reason, bool(output.new_token_ids))
-            )
+            goes_on = False
+            if state.session_open and finish_reason is not None:
+                goes_on = state.end_piece(finish_reason, stop_reason, bool(output.new_token_ids))
+                if not goes_on:  # to the core, a piece that was on its way would begin another request
+                    result.reqs_to_abort.append(output.request_id)
             request_output = self._emit(state, finish_reason, stop_reason, iteration_stats, goes_on)
             if goes_on:
                 state.begin_next_piece()

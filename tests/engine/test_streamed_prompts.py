@@ -54,7 +54,8 @@ class Session:
         return self.processor.extend_session(request)
 
     def core_says(self, *token_ids: int, finish: FinishReason | None = None) -> RequestOutput | None:
-        self.processor.process_outputs([EngineCoreOutput(self.request_id, list(token_ids), finish)])
+        processed = self.processor.process_outputs([EngineCoreOutput(self.request_id, list(token_ids), finish)])
+        self.aborted_in_core = processed.reqs_to_abort
         return self.queue.get_nowait()
 
     @property
@@ -102,6 +103,7 @@ def test_a_session_that_the_core_ends_takes_no_more_pieces(tokenizer: Tokenizer,
     session = Session(tokenizer, DELTA)
     output = session.core_says(finish=finish)
     assert output is not None and output.finished and session.is_over
+    assert session.aborted_in_core == [session.request_id]  # lest a piece on its way there begin another request
     assert not session.piece([72])
 
 
