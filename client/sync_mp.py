@@ -106,10 +106,8 @@ class SyncMPClient(SyncEngineCoreClient):
     def _read(self) -> None:
         """Waits for a message and sorts it, or replaces a dead core."""
         link = self._supervisor.link
+        link.wait()
         received = link.receive_nowait()
-        if received is None:
-            link.wait()
-            received = link.receive_nowait()
         if received is not None:
             self._supervisor.record(received)
             with self._state:

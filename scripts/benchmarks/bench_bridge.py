@@ -1,4 +1,4 @@
-"""What the bridge between shell and core costs, on a tiny random model and on a real one; prints JSON lines and a table.
+"""The cost of the bridge between shell and core, on a tiny random model and a real one: JSON lines and tables.
 
 Every engine stays loaded in a process of its own. All engines take each measurement in turn, --repeat times: times are
 minima over the rounds, since other work on the machine only ever adds to them, and throughputs are medians. Quote the

@@ -170,7 +170,8 @@ def rates(count: int, requests: list[tuple[list[int], int]], run: Callable[[], o
     cpu_began = time.process_time()
     seconds = timed(run)
     cpu = time.process_time() - cpu_began
-    return {f"streams{count}_tok_s": tokens / seconds, f"streams{count}_shell_cpu_per_1000_tokens_ms": cpu / tokens * 1e6}
+    name = f"streams{count}"
+    return {f"{name}_tok_s": tokens / seconds, f"{name}_shell_cpu_per_1000_tokens_ms": cpu / tokens * 1e6}
 
 
 def num_bytes(frames: list[Any]) -> int:
