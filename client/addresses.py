@@ -6,8 +6,8 @@ ENGINE_INDEX = 0
 
 
 class ClientAddresses(msgspec.Struct, kw_only=True):
-    """All that a client needs to connect to a core. `output_token` is a secret between the core and its clients: hand it
-    to other processes over pipes, not in arguments or the environment.
+    """All that a client needs to connect to a core. `output_token` is a secret between the core and its clients: hand
+    it to other processes over pipes, not in arguments or the environment.
     """
 
     socket_dir: str

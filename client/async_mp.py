@@ -33,8 +33,8 @@ class AsyncMPClient(AsyncEngineCoreClient):
         client_count: int = 1,
         client_addresses: ClientAddresses | None = None,
     ) -> None:
-        """Starts a core for `client_count` clients, or joins the core at `client_addresses`. One with several clients is
-        not restarted.
+        """Starts a core for `client_count` clients, or joins the core at `client_addresses`. A core with several
+        clients is not restarted.
         """
         start = functools.partial(CoreLink, vllm_config, executor_class, log_stats, client_count, client_addresses)
         restarts = vllm_config.parallel_config.engine_restart

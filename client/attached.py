@@ -32,10 +32,14 @@ class AttachedCore:
         poller.register(self.channel, select.POLLIN)
         return bool(poller.poll(0))
 
+    def said_goodbye(self) -> bool:
+        """Not known here."""
+        return False
+
     def cause_of_death(self) -> str:
         return f"process {self._pid} has ended; the client that started it knows more"
 
-    def shutdown(self, drain_timeout: float) -> None:
+    def wait_for_exit(self, drain_timeout: float) -> None:
         """The core goes on for its other clients; this one's requests are aborted when its sockets close."""
 
     def kill(self) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from ..protocol.errors import EngineDeadError
 from ..protocol.outputs import EngineCoreOutputs, UtilityOutput
 from ..protocol.requests import EngineCoreRequestType, UtilityRequest
-from .link import LAST_OUTPUTS_WAIT_MS, CoreLink
+from .link import CoreLink
 from .supervisor import Supervisor
 
 DETACH_WAIT = 1.0  # seconds a shutdown in another thread waits for the event loop to let go of the sockets
@@ -125,7 +125,7 @@ class Inbox:
     def _on_channel_readable(self, link: CoreLink) -> None:
         if link.process.poll_death() and self._loop is not None:
             self._loop.remove_reader(link.process.channel.fileno())
-            self._loop.call_later(LAST_OUTPUTS_WAIT_MS / 1000, self._bury, link)
+            self._loop.call_later(link.last_outputs_wait_ms() / 1000, self._bury, link)
 
     def _bury(self, link: CoreLink) -> None:
         """Takes the last outputs of a dead core, fails who asked it something, and sees to its successor."""

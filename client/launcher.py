@@ -29,7 +29,6 @@ from ..protocol.outputs import (
     HandshakeInit,
     HandshakeMessage,
     HandshakeReady,
-    HandshakeShutdown,
 )
 from .addresses import ENGINE_INDEX, ClientAddresses
 from .failures import rebuild_exception
@@ -140,6 +139,13 @@ class CoreProcess:
                     self._last_words = message
         return False
 
+    def said_goodbye(self) -> bool:
+        """Whether the core, which is at its end, left in order: then its last message to its clients says so. Waits for
+        its exit.
+        """
+        self._wait_for_exit_status()
+        return self._last_words is not None or self._process.returncode == 0
+
     def cause_of_death(self) -> str:
         """What the core said last, or how its process ended and where its threads stood. Waits for its exit."""
         if self._last_words is not None:
@@ -164,14 +170,13 @@ class CoreProcess:
         except OSError:
             return ""
 
-    def shutdown(self, drain_timeout: float) -> None:
-        """Asks the core to leave; kills it when it has not left in time. Repeated calls do nothing."""
-        if self._process.poll() is None:
-            try:
-                self.channel.send(HandshakeShutdown(drain_timeout))
-                self._process.wait(drain_timeout + EXIT_GRACE)
-            except (OSError, subprocess.TimeoutExpired):
-                logger.warning("The engine core does not leave and is killed")
+    def wait_for_exit(self, drain_timeout: float) -> None:
+        """Waits until the core, which was asked to leave, has drained and left; kills it when it has not in time."""
+        try:
+            self._process.wait(drain_timeout + EXIT_GRACE)
+        except subprocess.TimeoutExpired:
+            logger.warning("The engine core does not leave and is killed")
+        self.kill()
 
     def kill(self) -> None:
         """Ends the process and all it started, at once."""

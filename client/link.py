@@ -3,6 +3,7 @@
 The sync and the asyncio client each hold a link and differ only in how they wait for it.
 """
 
+import contextlib
 import logging
 import os
 import secrets
@@ -16,7 +17,7 @@ from ..protocol.codec import MsgpackDecoder, MsgpackEncoder
 from ..protocol.config import VllmConfig
 from ..protocol.errors import EngineDeadError, ProtocolError
 from ..protocol.outputs import ENGINE_CORE_DEAD, EngineCoreOutputs, HandshakeReady
-from ..protocol.requests import EngineCoreRequestType
+from ..protocol.requests import REQUEST_SHUTDOWN, EngineCoreRequestType, UtilityRequest
 from ..protocol.sockets import TOKEN_BYTES, OutputSeal, bind, identity, receive_frames
 from .addresses import ENGINE_INDEX, ClientAddresses
 from .attached import AttachedCore
@@ -24,7 +25,8 @@ from .launcher import CoreProcess, make_socket_dir
 
 logger = logging.getLogger("corespan.client")
 
-LAST_OUTPUTS_WAIT_MS = 20  # what a dead core had sent arrives within this time of the output before
+LAST_OUTPUTS_WAIT_MS = 20  # what a core had sent when it was killed arrives within this time of the output before
+GOODBYE_WAIT_MS = 2000  # what a core that leaves in order says last
 SHUT_DOWN = "it was shut down"
 READY_WAIT_MS = 10_000  # a core that says it is ready connects its sockets at the same time
 
@@ -138,9 +140,13 @@ class CoreLink:
             poller.register(self.process.channel.fileno(), zmq.POLLIN)
             while self.output_socket not in dict(poller.poll()):
                 if self.process.poll_death():
-                    if not self.output_socket.poll(LAST_OUTPUTS_WAIT_MS):
+                    if not self.output_socket.poll(self.last_outputs_wait_ms()):
                         self.mark_dead()
                     return
+
+    def last_outputs_wait_ms(self) -> int:
+        """How long, after the core's end, what it sent last may take to get here."""
+        return GOODBYE_WAIT_MS if self.process.said_goodbye() else LAST_OUTPUTS_WAIT_MS
 
     def check_death(self) -> bool:
         """Whether the core is dead; looks, and does not wait."""
@@ -178,14 +184,26 @@ class CoreLink:
             if self._closing or self.is_fork:
                 return []
             self._closing = True
-        if self.dead_cause is None:
-            self.process.shutdown(drain_timeout)
+        with contextlib.suppress(EngineDeadError):
+            if self._is_owner:
+                leave = UtilityRequest(0, 0, REQUEST_SHUTDOWN, [drain_timeout])
+                self.send(EngineCoreRequestType.UTILITY, leave)
+            self.process.wait_for_exit(drain_timeout)
         self.process.kill()
-        last_outputs = []
-        while (outputs := self.receive_nowait()) is not None:
-            last_outputs.append(outputs)
+        last_outputs = self._receive_last()
         self.mark_dead()
         return last_outputs
+
+    def _receive_last(self) -> list[EngineCoreOutputs]:
+        received = []
+        wait_ms = self.last_outputs_wait_ms()
+        while self.dead_cause is None:
+            outputs = self.receive_nowait()
+            if outputs is not None:
+                received.append(outputs)
+            elif self.dead_cause is None and not self.output_socket.poll(wait_ms):
+                break
+        return received
 
     def release(self) -> None:
         """Closes the sockets and removes their folder, once no thread is using them."""

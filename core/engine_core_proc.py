@@ -21,7 +21,7 @@ import zmq
 
 from ..protocol.config import VllmConfig
 from ..protocol.outputs import EngineCoreOutputs, FinishReason, HandshakeInit, HandshakeReady, UtilityOutput
-from ..protocol.requests import EngineCoreRequestType, UtilityRequest
+from ..protocol.requests import REQUEST_SHUTDOWN, EngineCoreRequestType, UtilityRequest
 from ..protocol.sockets import OUTPUT_LINGER_MS, identity
 from .core_io import ClientGone, DeadSentinel, InputQueue, InputThread, OutputQueue, OutputThread, failed_call
 from .engine_core import DuplicateRequestError, EngineCore
@@ -83,12 +83,14 @@ class EngineCoreProc(EngineCore):
     def run(self) -> Exception | None:
         """Serves until shut down. Returns what went wrong, after the clients have been told, or None."""
         error: Exception | None = None
+        cause = "it was told to leave"
         try:
             self._run_busy_loop()
         except Exception as failure:
             error = failure
             logger.critical("The engine core failed and leaves", exc_info=error)
-            self.output_queue.put(DeadSentinel("".join(traceback.format_exception(error))))
+            cause = "".join(traceback.format_exception(error))
+        self.output_queue.put(DeadSentinel(cause))
         self._close()
         return error
 
@@ -178,6 +180,9 @@ class EngineCoreProc(EngineCore):
 
     def _handle_utility(self, call: UtilityRequest) -> None:
         try:
+            if call.method == REQUEST_SHUTDOWN and call.client_index == 0:
+                self.request_shutdown(*msgspec.convert(call.args, tuple[float]))
+                return
             if self._shutdown_deadline is not None:
                 raise RuntimeError("the engine core is shutting down")
             result = self.call_utility(call.method, call.args)

@@ -14,14 +14,12 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Callable
 
 import psutil
 
 from ..protocol import envs
 from ..protocol.channel import Channel
-from ..protocol.errors import ProtocolError
-from ..protocol.outputs import HandshakeFailed, HandshakeHello, HandshakeInit, HandshakeShutdown
+from ..protocol.outputs import HandshakeFailed, HandshakeHello, HandshakeInit
 
 logger = logging.getLogger("corespan.core")
 
@@ -37,8 +35,7 @@ def main(channel_fd: int, parent_pid: int) -> None:
     init = channel.receive()
     if not isinstance(init, HandshakeInit):
         sys.exit(f"expected the configuration, got a {type(init).__name__}")
-    watch = ParentWatch(channel, parent_pid, init.socket_dir)
-    watch.start()
+    ParentWatch(channel, parent_pid, init.socket_dir).start()
     try:
         _configure_logging()
         stacks = open(os.path.join(init.socket_dir, STACKS_FILE), "wb")  # stays open for faulthandler
@@ -49,7 +46,6 @@ def main(channel_fd: int, parent_pid: int) -> None:
     except BaseException as error:
         channel.send(failure(error))
         sys.exit(1)
-    watch.on_shutdown = core.request_shutdown
     signal.signal(signal.SIGTERM, lambda *_: core.request_shutdown(core.vllm_config.parallel_config.shutdown_timeout))
     channel.send(core.ready_message())
     fault = core.run()
@@ -63,13 +59,10 @@ def failure(error: BaseException) -> HandshakeFailed:
 
 
 class ParentWatch(threading.Thread):
-    """Waits for the parent's end or its word to leave. `on_shutdown` takes the seconds there are to drain; while it is
-    None, there is nothing to drain and the process exits.
-    """
+    """Waits for the parent's end, and then ends this process."""
 
     def __init__(self, channel: Channel, parent_pid: int, socket_dir: str) -> None:
         super().__init__(name="core-parent-watch", daemon=True)
-        self.on_shutdown: Callable[[float], None] | None = None
         self._channel = channel
         self._parent_pid = parent_pid
         self._socket_dir = socket_dir
@@ -80,18 +73,8 @@ class ParentWatch(threading.Thread):
         parent = self._open_parent()
         if parent is not None:
             poller.register(parent, select.POLLIN)
-        while os.getppid() == self._parent_pid:
-            ready = {fd for fd, _ in poller.poll()}
-            if parent in ready:
-                break
-            try:
-                message = self._channel.receive()
-            except (EOFError, OSError, ProtocolError):
-                break
-            if isinstance(message, HandshakeShutdown):
-                if self.on_shutdown is None:
-                    break
-                self.on_shutdown(message.drain_timeout)
+        if os.getppid() == self._parent_pid:
+            poller.poll()  # the parent says nothing more, so whatever comes is the end
         self._leave()
 
     def _open_parent(self) -> int | None:

@@ -154,10 +154,4 @@ class HandshakeFailed(msgspec.Struct, tag="FAILED"):
     traceback: str
 
 
-class HandshakeShutdown(msgspec.Struct, tag="SHUTDOWN"):
-    """launcher -> core: leave, once everything in flight has finished or `drain_timeout` seconds are over."""
-
-    drain_timeout: float
-
-
-HandshakeMessage = HandshakeHello | HandshakeInit | HandshakeReady | HandshakeFailed | HandshakeShutdown
+HandshakeMessage = HandshakeHello | HandshakeInit | HandshakeReady | HandshakeFailed

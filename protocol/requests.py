@@ -43,6 +43,10 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, omit_defaults=True, gc=
     resumable: bool = False  # more prompt may follow under the same id
 
 
+REQUEST_SHUTDOWN = "request_shutdown"
+"""A utility without an answer, for the client that owns the core: leave, after at most so many seconds of draining."""
+
+
 class UtilityRequest(msgspec.Struct, array_like=True, gc=False):
     """A call of an `EngineCore` method by name. The answer is a `UtilityOutput` with the same `call_id`."""
 

@@ -1,5 +1,7 @@
 """A core without a model behind each client, for the tests of the bridge."""
 
+import os
+import tempfile
 from collections.abc import Iterator
 from typing import Any
 
@@ -7,14 +9,23 @@ import pytest
 from bridge import Bridge
 
 
+@pytest.fixture(autouse=True)
+def socket_root(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A folder for the test's sockets alone, which must be empty in the end."""
+    root = tempfile.mkdtemp(prefix="t")
+    monkeypatch.setenv("VLLM_RPC_BASE_PATH", root)
+    yield root
+    os.rmdir(root)
+
+
 @pytest.fixture(params=["inproc", "sync_mp", "async_mp"])
-def make_bridge(request: pytest.FixtureRequest) -> Iterator[Any]:
+def make_bridge(request: pytest.FixtureRequest, socket_root: str) -> Iterator[Any]:
     """Builds bridges of the current kind; all are shut down after the test."""
     yield from _maker(request.param)
 
 
 @pytest.fixture(params=["sync_mp", "async_mp"])
-def make_mp_bridge(request: pytest.FixtureRequest) -> Iterator[Any]:
+def make_mp_bridge(request: pytest.FixtureRequest, socket_root: str) -> Iterator[Any]:
     yield from _maker(request.param)
 
 

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import psutil
@@ -25,12 +24,10 @@ print(bridge.call("collective_rpc", "pid")[0], flush=True)
 
 
 @pytest.fixture
-def environment(tmp_path):
-    """For a program that has a folder for sockets of its own, seen by `sockets`."""
-    sockets = tempfile.mkdtemp(prefix="t")
+def environment():
+    """For a program that can import what the tests can."""
     path = os.pathsep.join(filter(None, [SUPPORT, os.environ.get("PYTHONPATH")]))
-    yield {**os.environ, "PYTHONPATH": path, "VLLM_RPC_BASE_PATH": sockets}
-    os.rmdir(sockets)
+    return {**os.environ, "PYTHONPATH": path}
 
 
 def run(environment, *arguments, stdin=None):

@@ -99,6 +99,11 @@ class FakeExecutor(Executor):
 
         return sorted(sys.modules)
 
+    def worker_break_thread(self, name: str, attribute: str) -> None:
+        """Has the thread of that name fail when it next uses its attribute."""
+        (thread,) = (thread for thread in threading.enumerate() if thread.name == name)
+        setattr(thread, attribute, None)
+
     def worker_die(self) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 

@@ -8,6 +8,8 @@ import time
 
 import psutil
 
+from corespan.protocol import envs
+
 PATIENCE = 10.0  # seconds for an orderly exit to come about
 
 
@@ -15,6 +17,7 @@ class Leftovers:
     """`found()` names whatever is there now and was not when this was made."""
 
     def __init__(self) -> None:
+        self._socket_root = envs.VLLM_RPC_BASE_PATH or tempfile.gettempdir()
         self._before = set(self._present())
 
     def found(self) -> list[str]:
@@ -29,6 +32,6 @@ class Leftovers:
         threads = (thread for thread in threading.enumerate() if not thread.daemon)
         return [
             *(f"process {child.pid}" for child in children),
-            *(f"folder {path}" for path in glob.glob(os.path.join(tempfile.gettempdir(), "corespan-*"))),
+            *(f"folder {path}" for path in glob.glob(os.path.join(self._socket_root, "corespan-*"))),
             *(f"thread {thread.name}" for thread in threads if thread is not threading.main_thread()),
         ]
