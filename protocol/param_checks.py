@@ -18,7 +18,10 @@ _INT64 = range(-(2**63), 2**63)
 
 def reject(field: str, value: object, legal: str) -> NoReturn:
     """Raise the one error text all checks share."""
-    shown = repr(value)
+    try:
+        shown = repr(value)
+    except RecursionError:
+        shown = f"a {type(value).__name__} too deeply nested to show"
     if len(shown) > 80:
         shown = shown[:77] + "..."
     raise VLLMValidationError(f"{field} must be {legal}, got {shown}", parameter=field, value=value)

@@ -10,7 +10,10 @@ needs no precompilation over the vocabulary, so a new schema costs milliseconds.
 import functools
 import json
 import re
-from typing import TYPE_CHECKING, Any
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import llguidance
 from llguidance.gbnf_to_lark import gbnf_to_lark
@@ -24,12 +27,23 @@ if TYPE_CHECKING:
 _EBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 """What tells EBNF, which defines rules so, from Lark."""
 
+MAX_REFERENCES = 250
+MAX_RULES = 2000
+_REFERENCE = re.compile(r'"\$(?:ref|dynamicRef|recursiveRef)"\s*:\s*"([^"]*)"')
+_RULE = re.compile(r"^\s*[?!]?[\w.-]+[^:\n]*:", re.MULTILINE)
+
+_DEEP_STACK_BYTES = 256 << 20  # address space; only what a compilation touches becomes memory
+_stack_size_lock = threading.Lock()
+
+T = TypeVar("T")
+
 _EOS = 256
 
 
 def grammar_text(params: StructuredOutputsParams) -> str:
-    """The grammar in llguidance's own notation. Raises VLLMValidationError when the text does not parse."""
+    """The grammar in llguidance's own notation. Raises VLLMValidationError when it does not parse or is too big."""
     try:
+        _check_size(params)
         if params.json is not None or params.json_object:
             return _json_grammar(params)
         if params.regex is not None:
@@ -46,13 +60,46 @@ def grammar_text(params: StructuredOutputsParams) -> str:
 def check_grammar(params: StructuredOutputsParams) -> None:
     """Raise VLLMValidationError unless the constraint is well formed, supported, and some text begins to meet it."""
     grammar = grammar_text(params)
-    is_error, messages = llguidance.LLMatcher.validate_grammar_with_warnings(grammar)
+    is_error, messages = with_deep_stack(lambda: llguidance.LLMatcher.validate_grammar_with_warnings(grammar))
     if is_error:
         raise _refusal(params, messages[0])
-    matcher = llguidance.LLMatcher(_byte_tokenizer(), grammar)
+    matcher = with_deep_stack(lambda: llguidance.LLMatcher(_byte_tokenizer(), grammar, log_level=0))
     matcher.compute_bitmask()
     if matcher.is_error():
         raise _refusal(params, "no text satisfies it")
+
+
+def with_deep_stack(compile_grammar: Callable[[], T]) -> T:
+    """Run in a thread with a stack for the deepest grammar that the limits allow: llguidance compiles by recursion, and
+    a stack that overflows ends the process."""
+    result: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(compile_grammar())
+        except BaseException as error:
+            result.set_exception(error)
+
+    with _stack_size_lock:
+        usual = threading.stack_size(_DEEP_STACK_BYTES)
+        try:
+            thread = threading.Thread(target=run, name="grammar-compiler", daemon=True)
+            thread.start()
+        finally:
+            threading.stack_size(usual)
+    thread.join()
+    return result.result()
+
+
+def _check_size(params: StructuredOutputsParams) -> None:
+    """Raise ValueError for what might need a deeper stack than `with_deep_stack` gives."""
+    text = params.grammar or (params.json if isinstance(params.json, str) else json.dumps(params.json))
+    num_references = len(set(_REFERENCE.findall(text)))
+    if num_references > MAX_REFERENCES:
+        raise ValueError(f"it refers to {num_references} definitions, at most {MAX_REFERENCES} are supported")
+    num_rules = len(_RULE.findall(params.grammar or ""))
+    if num_rules > MAX_RULES:
+        raise ValueError(f"it has {num_rules} rules, at most {MAX_RULES} are supported")
 
 
 def _json_grammar(params: StructuredOutputsParams) -> str:

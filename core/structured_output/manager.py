@@ -22,7 +22,7 @@ import numpy as np
 from ...protocol.config import ModelConfig, VllmConfig
 from ...protocol.params import StructuredOutputsParams
 from ..scheduler.request import Request
-from .grammar import grammar_text
+from .grammar import grammar_text, with_deep_stack
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +58,9 @@ class StructuredOutputManager:
             raise ValueError(f"request {request.request_id} has no grammar")
         if not state.done():
             return False
+        error = state.exception()
+        if error is not None:
+            raise ValueError(str(error)) from error
         matcher = state.result().deep_copy()
         if not matcher.consume_tokens(request.output_token_ids):
             raise ValueError("the request's output tokens break the grammar of its structured output")
@@ -111,7 +114,8 @@ class StructuredOutputManager:
 
 def _compile(params: StructuredOutputsParams, tokenizer: "Future[llguidance.LLTokenizer]") -> llguidance.LLMatcher:
     """Raises ValueError when the grammar cannot be compiled."""
-    matcher = llguidance.LLMatcher(tokenizer.result(), grammar_text(params), log_level=0)
+    grammar, compiled_for = grammar_text(params), tokenizer.result()
+    matcher = with_deep_stack(lambda: llguidance.LLMatcher(compiled_for, grammar, log_level=0))
     if matcher.is_error():
         raise ValueError(f"the grammar of the structured output cannot be compiled: {matcher.get_error()}")
     return matcher

@@ -1,12 +1,13 @@
 """What a caller is told about a constraint: fine, malformed, unsupported, or impossible."""
 
+import json
 import subprocess
 import sys
 from typing import Any
 
 import pytest
 
-from corespan.core.structured_output.grammar import check_grammar, grammar_text
+from corespan.core.structured_output.grammar import MAX_REFERENCES, MAX_RULES, check_grammar, grammar_text
 from corespan.engine.structured_output_check import validate_structured_outputs
 from corespan.protocol.errors import VLLMValidationError
 from corespan.protocol.params import SamplingParams, StructuredOutputsParams
@@ -71,6 +72,55 @@ def test_a_malformed_or_impossible_constraint_is_refused_at_the_caller(fields: d
     assert str(error.value).startswith(f"structured_outputs.{kind} cannot be used")
     assert reason.lower() in str(error.value).lower()
     assert error.value.parameter == f"structured_outputs.{kind}"
+
+
+def chain_of_references(length: int, depth: int = 1) -> dict[str, Any]:
+    """A schema whose definitions refer to one another in a row, each `depth` arrays deep."""
+
+    def nested(inner: dict[str, Any]) -> dict[str, Any]:
+        for _ in range(depth):
+            inner = {"type": "array", "items": inner, "minItems": 1}
+        return inner
+
+    definitions = {f"d{i}": nested({"$ref": f"#/$defs/d{i + 1}"}) for i in range(length - 1)}
+    return {"$ref": "#/$defs/d0", "$defs": {**definitions, f"d{length - 1}": {"type": "null"}}}
+
+
+def chain_of_rules(length: int) -> str:
+    return "start: r0\n" + "\n".join(f"r{i}: r{i + 1}" for i in range(length - 2)) + f'\nr{length - 2}: "a"'
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"json": chain_of_references(MAX_REFERENCES)},
+        {"json": chain_of_references(MAX_REFERENCES, depth=50)},
+        {"grammar": chain_of_rules(MAX_RULES)},
+    ],
+    ids=["references", "deep references", "rules"],
+)
+def test_the_deepest_constraints_within_the_limits_do_not_overflow_the_stack(fields: dict[str, Any]) -> None:
+    validate_structured_outputs(SamplingParams(structured_outputs=StructuredOutputsParams(**fields)))
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"json": chain_of_references(MAX_REFERENCES + 1)}, "at most 250 are supported"),
+        ({"json": json.dumps(chain_of_references(20_000))}, "at most 250 are supported"),
+        ({"grammar": chain_of_rules(MAX_RULES + 1)}, "at most 2000 are supported"),
+        ({"grammar": "root ::= r0\n" + "".join(f"r{i} ::= r{i + 1}\n" for i in range(3000)) + 'r3000 ::= "a"'}, "2000"),
+        ({"grammar": "start: " + "(" * 50_000 + '"a"' + ")" * 50_000}, "cannot be used"),
+        ({"regex": "(" * 50_000 + "a" + ")" * 50_000}, "nest"),
+        ({"json": '{"items":' * 50_000 + "{}" + "}" * 50_000}, "recursion"),
+    ],
+    ids=["references", "many references", "rules", "EBNF rules", "brackets", "groups", "nesting"],
+)
+def test_constraints_beyond_the_limits_are_refused_and_do_not_end_the_process(
+    fields: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(VLLMValidationError, match=reason):
+        validate_structured_outputs(SamplingParams(structured_outputs=StructuredOutputsParams(**fields)))
 
 
 def test_a_request_without_a_constraint_needs_no_tokenizer() -> None:

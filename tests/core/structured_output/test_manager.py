@@ -166,6 +166,21 @@ def test_a_grammar_that_does_not_compile_fails_its_request(manager: StructuredOu
     assert allowed(manager, ready(manager, request_for(regex="a")))
 
 
+def test_a_tokenizer_that_cannot_be_read_fails_the_request(tmp_path: Path) -> None:
+    manager = StructuredOutputManager(config_for(str(tmp_path), 100))
+    with pytest.raises(ValueError, match="tokenizer.json"):
+        ready(manager, request_for(regex="a"))
+    manager.shutdown()
+
+
+def test_a_deep_grammar_can_be_used_once_it_is_compiled(manager: StructuredOutputManager, tokenizer: Tokenizer) -> None:
+    rules = "start: r0\n" + "\n".join(f"r{i}: r{i + 1}" for i in range(1900)) + '\nr1900: "7"'
+    requests = [ready(manager, request_for(grammar=rules)) for _ in range(2)]
+    manager.grammar_bitmask(requests)
+    assert manager.accept_token(requests[0], tokenizer.encode("7").ids[0])
+    assert allowed(manager, requests[0]) == {IM_END}
+
+
 def test_an_engine_without_a_tokenizer_fails_the_request() -> None:
     manager = StructuredOutputManager(config_for(None, 100))
     with pytest.raises(ValueError, match="need a tokenizer"):
