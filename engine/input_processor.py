@@ -29,7 +29,6 @@ class InputProcessor:
         self._generation_config = dict(self.model_config.generation_config)
         if "eos_token_id" in self.model_config.hf_config:
             self._generation_config.setdefault("eos_token_id", self.model_config.hf_config["eos_token_id"])
-        self._tokenizer_len = None if tokenizer is None else tokenizer.max_token_id + 1
 
     def process_inputs(
         self,
@@ -47,7 +46,7 @@ class InputProcessor:
         (VLLMValidationError where one parameter is at fault) for values that this model cannot serve.
         """
         _check_types(request_id, params, priority, trace_headers)
-        params.verify(self.model_config, self._tokenizer_len)
+        params.verify(self.model_config, self._tokenizer_len(params))
         validate_structured_outputs(params, has_tokenizer=self.tokenizer is not None)
         rendered = self._render(prompt, params, tokenization_kwargs)
         token_ids = rendered["prompt_token_ids"]
@@ -75,6 +74,12 @@ class InputProcessor:
         request.external_req_id = request.request_id
         if not envs.VLLM_DISABLE_REQUEST_ID_RANDOMIZATION:
             request.request_id = f"{request.request_id}-{secrets.token_hex(4)}"
+
+    def _tokenizer_len(self, params: SamplingParams) -> int | None:
+        """What `allowed_token_ids` are checked against; looking through the vocabulary is left until they are there."""
+        if self.tokenizer is None or not params.allowed_token_ids:
+            return None
+        return self.tokenizer.max_token_id + 1
 
     def _render(self, prompt: Any, params: SamplingParams, kwargs: Mapping[str, Any] | None) -> EngineInput:
         tok_params = self.renderer.default_cmpl_tok_params.with_kwargs(kwargs)
