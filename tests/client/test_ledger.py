@@ -1,0 +1,92 @@
+"""Which requests a new core gets, and which are given up."""
+
+from bridge import request
+
+from corespan.client.ledger import Ledger
+from corespan.protocol.outputs import EngineCoreOutput, EngineCoreOutputs, FinishReason
+
+
+def add(ledger, *names):
+    for name in names:
+        ledger.add(request(name))
+
+
+def due(ledger):
+    return {new.request_id: new.output_token_ids for new in ledger.take_due()}
+
+
+def receive(ledger, request_id, *tokens, finished=False):
+    reason = FinishReason.LENGTH if finished else None
+    ledger.record(EngineCoreOutputs(outputs=[EngineCoreOutput(request_id, list(tokens), reason)]))
+
+
+def test_new_requests_are_due_once():
+    ledger = Ledger(None)
+    add(ledger, "a", "b")
+    assert due(ledger) == {"a": [], "b": []}
+    assert due(ledger) == {}
+
+
+def test_requests_with_progress_go_on_at_once_and_finished_ones_do_not():
+    ledger = Ledger(None)
+    add(ledger, "a", "b", "c")
+    due(ledger)
+    receive(ledger, "a", 1, 2, 3)
+    receive(ledger, "b", 4, finished=True)
+    ledger.discard(["c"])
+    assert ledger.bury() == []
+    assert due(ledger) == {"a": [1, 2, 3]}
+    assert due(ledger) == {}
+
+
+def test_suspects_are_tried_one_by_one_after_the_others_have_made_progress():
+    ledger = Ledger(None)
+    add(ledger, "sound", "x", "y")
+    due(ledger)
+    receive(ledger, "sound", 1, 2)
+    ledger.bury()
+    add(ledger, "new")
+    assert due(ledger) == {"sound": [1, 2]}
+    assert due(ledger) == {}
+    receive(ledger, "sound", 3, 4)
+    assert due(ledger) == {"x": []}
+    receive(ledger, "x", 5)
+    assert due(ledger) == {}
+    receive(ledger, "x", 6)
+    assert due(ledger) == {"y": []}
+    ledger.discard(["y"])
+    assert due(ledger) == {"new": []}
+
+
+def test_a_request_on_trial_whose_core_dies_is_given_up():
+    ledger = Ledger(None)
+    add(ledger, "x", "killer", "y")
+    due(ledger)
+    assert ledger.bury() == []
+    assert due(ledger) == {"x": []}
+    receive(ledger, "x", 1, finished=True)
+    assert due(ledger) == {"killer": []}
+    assert ledger.bury() == ["killer"]
+    assert due(ledger) == {"y": []}
+    receive(ledger, "y", 1, 2)
+    assert due(ledger) == {}
+
+
+def test_a_lone_request_whose_core_dies_twice_is_given_up_however_far_it_was():
+    ledger = Ledger(None)
+    add(ledger, "killer")
+    due(ledger)
+    receive(ledger, "killer", 1, 2, 3, 4)
+    assert ledger.bury() == []
+    assert due(ledger) == {"killer": [1, 2, 3, 4]}
+    assert ledger.bury() == ["killer"]
+
+
+def test_requests_that_cannot_have_been_running_are_not_suspected():
+    ledger = Ledger(max_num_seqs=1)
+    add(ledger, "running", "queued", "queued too")
+    due(ledger)
+    receive(ledger, "running", 1, 2)
+    ledger.bury()
+    assert due(ledger) == {"running": [1, 2]}
+    assert due(ledger) == {"queued": [], "queued too": []}
