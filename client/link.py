@@ -28,6 +28,7 @@ logger = logging.getLogger("corespan.client")
 LAST_OUTPUTS_WAIT_MS = 20  # what a core had sent when it was killed arrives within this time of the output before
 GOODBYE_WAIT_MS = 2000  # what a core that leaves in order says last
 SHUT_DOWN = "it was shut down"
+NUM_FILE_DESCRIPTORS = 48  # more than a link and the start of its core take
 READY_WAIT_MS = 10_000  # a core that says it is ready connects its sockets at the same time
 
 
@@ -56,6 +57,7 @@ class CoreLink:
         self._receive_lock = threading.Lock()
         self._encoder = MsgpackEncoder()
         self._decoder = MsgpackDecoder(EngineCoreOutputs)
+        _require_file_descriptors()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.addresses = client_addresses or ClientAddresses(
             socket_dir=make_socket_dir(), output_token=secrets.token_bytes(TOKEN_BYTES)
@@ -221,6 +223,17 @@ class CoreLink:
     def _remove_socket_dir(self) -> None:
         if self._is_owner:
             shutil.rmtree(self.addresses.socket_dir, ignore_errors=True)
+
+
+def _require_file_descriptors() -> None:
+    """Raises OSError (EMFILE) when a link could run out of them half-way, where ZMQ would abort the whole process."""
+    taken: list[int] = []
+    try:
+        for _ in range(NUM_FILE_DESCRIPTORS):
+            taken.append(os.open(os.devnull, os.O_RDONLY))
+    finally:
+        for descriptor in taken:
+            os.close(descriptor)
 
 
 def _with_final_figures(vllm_config: VllmConfig, ready: HandshakeReady) -> VllmConfig:

@@ -1,6 +1,7 @@
 """A start that fails is one exception of the fitting type, with the core's traceback, and nothing is left behind."""
 
 import os
+import resource
 
 import pytest
 from bridge import Bridge, request, tokens_of
@@ -102,3 +103,17 @@ def test_threads_of_the_core_follow_the_cores_that_are_there(kind, monkeypatch):
     bridge = Bridge(kind)
     assert bridge.call("collective_rpc", "environment", None, ["OMP_NUM_THREADS"]) == ["1"]
     bridge.close()
+
+
+@MP_CLIENTS
+def test_a_process_out_of_file_descriptors_gets_an_error_and_lives(kind):
+    leftovers = Leftovers()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 10, hard))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            Bridge(kind)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert leftovers.found() == []
+    Bridge(kind).close()
