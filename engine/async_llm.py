@@ -19,6 +19,7 @@ from .controls import EngineControls
 from .engine_args import DEFAULT_EXECUTOR_CLASS, AsyncEngineArgs, EngineArgs, UsageContext
 from .generation_defaults import default_sampling_params
 from .input_processor import InputProcessor
+from .log import configure_logging
 from .metrics.loggers import StatLoggerFactory, StatLoggerManager
 from .metrics.stats import IterationStats
 from .output_collector import RequestOutputCollector
@@ -67,6 +68,7 @@ class AsyncLLM(EngineControls):
         With `client_count` above 1 the core serves that many engines, each in a process of its own if need be: the
         first starts it, the others join with their index and its `client_addresses(index)`.
         """
+        configure_logging()
         self.tokenizer = get_tokenizer(vllm_config.model_config)
         self.log_requests = log_requests
         self.log_stats = log_stats or bool(stat_loggers)

@@ -11,6 +11,7 @@ from ..protocol.requests import EngineCoreRequest
 from .controls import EngineControls
 from .engine_args import DEFAULT_EXECUTOR_CLASS, EngineArgs, UsageContext
 from .input_processor import InputProcessor
+from .log import configure_logging
 from .metrics.loggers import StatLoggerFactory, StatLoggerManager
 from .metrics.stats import IterationStats
 from .output_processor import OutputProcessor
@@ -40,6 +41,7 @@ class LLMEngine(EngineControls):
         multiprocess_mode: bool = False,
     ) -> None:
         """`executor_class` is "package.module:Class". Raises what the core's start raises."""
+        configure_logging()
         self.tokenizer = get_tokenizer(vllm_config.model_config)
         self.log_stats = log_stats
         self.engine_core: SyncEngineCoreClient = EngineCoreClient.make_client(

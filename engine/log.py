@@ -1,0 +1,19 @@
+"""Shows the engine's log in programs that have not set up logging themselves. Called when an engine is built."""
+
+import logging
+
+from ..protocol import envs
+
+
+def configure_logging() -> None:
+    """Gives the logger `corespan` a handler on standard error and the level VLLM_LOGGING_LEVEL.
+
+    Does nothing where the program has handlers of its own, and nothing the second time.
+    """
+    logger = logging.getLogger("corespan")
+    if logger.handlers or logging.getLogger().handlers:
+        return
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(levelname)s %(asctime)s [%(name)s] %(message)s"))
+    logger.addHandler(handler)
+    logger.setLevel(envs.VLLM_LOGGING_LEVEL)
