@@ -245,6 +245,7 @@ def test_shutdown_works_from_any_thread_and_ends_open_streams(make_engine: Any, 
     async def scenario() -> None:
         stream = engine.generate(PROMPT, greedy(400), "open")
         await anext(stream)
+        await engine.pause_generation(mode="keep")  # lest the stream be done before the end
         if in_thread:
             await asyncio.to_thread(engine.shutdown)
         else:
@@ -278,6 +279,7 @@ async def test_a_killed_core_fails_every_stream_and_every_later_call_at_once(mak
     streams = [engine.generate(PROMPT, greedy(400), f"stream-{number}") for number in range(3)]
     for stream in streams:
         await anext(stream)
+    await engine.pause_generation(mode="keep")  # lest a stream be done before the blow
 
     os.kill(core.pid, signal.SIGKILL)
 
@@ -301,11 +303,13 @@ async def test_a_failing_output_handler_fails_its_streams_loudly(
     engine = make_engine()
     stream = engine.generate(PROMPT, greedy(400), "unlucky")
     await anext(stream)
+    await engine.pause_generation(mode="keep")
 
     def broken(*_: Any) -> Any:
         raise ArithmeticError("out of figures")
 
     monkeypatch.setattr(engine.output_processor, "process_outputs", broken)
+    await engine.resume_generation()
     with pytest.raises(EngineGenerateError, match="out of figures"):
         async for _ in stream:
             pass
@@ -335,8 +339,8 @@ def test_dropping_the_engine_ends_its_core(tiny_llama_dir: str) -> None:
 
 @pytest.mark.parametrize(("mode", "reason"), [("abort", "abort"), ("wait", "length"), ("keep", "length")])
 async def test_pausing_treats_what_is_in_flight_as_its_mode_says(engine: AsyncLLM, mode: Any, reason: str) -> None:
-    expected = (await collect(engine, "undisturbed", greedy(100)))[-1].outputs[0].token_ids
-    stream = engine.generate(PROMPT, greedy(100), "in-flight")
+    expected = (await collect(engine, "undisturbed", greedy(400)))[-1].outputs[0].token_ids
+    stream = engine.generate(PROMPT, greedy(400), "in-flight")
     await anext(stream)
 
     await engine.pause_generation(mode=mode)

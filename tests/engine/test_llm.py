@@ -56,6 +56,15 @@ def test_no_prompts_give_no_outputs(llm: LLM) -> None:
     assert llm.generate([], greedy(), use_tqdm=False) == []
 
 
+def test_thousands_of_prompts_at_once_are_all_answered_in_order(llm: LLM) -> None:
+    prompts = [[0, 4 + number % 500, 4 + number // 500] for number in range(3000)]
+
+    outputs = llm.generate(prompts, greedy(1), use_tqdm=False)
+
+    assert [output.prompt_token_ids for output in outputs] == prompts
+    assert llm.reset_prefix_cache()
+
+
 def test_the_callers_params_stay_as_they_were(llm: LLM) -> None:
     params = greedy(3)
     before = params.clone()
