@@ -4,6 +4,7 @@ import threading
 
 import pytest
 from bridge import DEADLINE, request, tokens_of
+from fake_executor import HANG
 from leftovers import Leftovers
 
 from corespan.protocol.errors import EngineDeadError
@@ -81,3 +82,13 @@ def test_threads_share_a_sync_client(make_bridge):
         thread.join(DEADLINE)
     assert collected[0][0]["long"] == tokens_of(new)
     assert answers == {index: [[[index, turn]] for turn in range(20)] for index in range(6)}
+
+
+def test_a_core_that_does_not_leave_is_killed(make_mp_bridge, monkeypatch):
+    leftovers = Leftovers()
+    monkeypatch.setattr("corespan.client.launcher.EXIT_GRACE", 0.2)
+    bridge = make_mp_bridge()
+    bridge.call("is_sleeping")
+    bridge.add(request("hangs", [1, HANG]))
+    bridge.client.shutdown()
+    assert leftovers.found() == []
