@@ -78,7 +78,11 @@ class Gemm(Operation):
         ("rows", Pointer),
         ("x", Pointer),
         ("x_stride", Int),
+        ("x_scales", Pointer),
+        ("x_sums", Pointer),
+        ("format", Int),
         ("weight", Pointer),
+        ("weight_scales", Pointer),
         ("bias", Pointer),
         ("out", Pointer),
         ("out_stride", Int),
@@ -90,7 +94,7 @@ class Gemm(Operation):
 
 class Pack(Operation):
     kind = 3
-    _fields_ = [("weight", Pointer), ("out", Pointer), ("n", Int), ("k", Int)]
+    _fields_ = [("format", Int), ("weight", Pointer), ("out", Pointer), ("n", Int), ("k", Int)]
 
 
 class Rotary(Operation):
@@ -163,6 +167,20 @@ class SiluMul(Operation):
 class Argmax(Operation):
     kind = 8
     _fields_ = [("rows", Pointer), ("logits", Pointer), ("stride", Int), ("n", Int), ("out", Pointer)]
+
+
+class Quantize(Operation):
+    kind = 9
+    _fields_ = [
+        ("rows", Pointer),
+        ("x", Pointer),
+        ("x_stride", Int),
+        ("out", Pointer),
+        ("scales", Pointer),
+        ("sums", Pointer),
+        ("k", Int),
+        ("block", Int),
+    ]
 
 
 class _Entry(ctypes.Structure):

@@ -1,4 +1,4 @@
-"""Matrix products with bf16 weights packed for the native kernels. `make_linear` of the models builds them."""
+"""Matrix products with weights packed for the native kernels: bf16, int8, and GGUF's 8- and 4-bit blocks."""
 
 import ctypes
 
@@ -11,31 +11,31 @@ PANEL = 32
 
 STORE, STORE_FLOAT32, SILU_MUL = range(3)
 
-
-def pack(weight: torch.Tensor) -> torch.Tensor:
-    """weight: [n, k] bfloat16, k even. Returns panels [ceil(n / 32), k / 2, 32, 2], columns beyond n being zeros."""
-    n, k = weight.shape
-    weight = weight.contiguous()
-    packed = memory.allocate((-(-n // PANEL), k // 2, PANEL, 2), torch.bfloat16)
-    library.run(library.Pack(weight=weight.data_ptr(), out=packed.data_ptr(), n=n, k=k))
-    return packed
+BF16, INT8 = 0, 1
+BLOCK_FORMATS = {"Q8_0": 2, "Q4_0": 3, "Q4_1": 4}
+_BLOCK = 32
+_BLOCK_BYTES = {"Q8_0": 34, "Q4_0": 18, "Q4_1": 20}
 
 
 class PackedWeight:
-    """One packed matrix and its bias: y = epilogue(x @ weight.T + bias)."""
+    """One packed bf16 matrix and its bias: y = epilogue(x @ weight.T + bias)."""
+
+    format = BF16
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, epilogue: int = STORE) -> None:
         """weight: [n, k] bfloat16, bias: [n]; SILU_MUL: gate rows first, n divisible by 32."""
-        self.n, self.k = weight.shape
-        if epilogue == SILU_MUL:
-            weight, bias = _interleave(weight), None if bias is None else _interleave(bias)
-        self.packed = pack(weight)
-        self.bias = None
-        if bias is not None:
-            self.bias = torch.zeros(self.packed.shape[0] * PANEL)
-            self.bias[: self.n] = bias
-        self.epilogue = epilogue
-        self.out_features = self.n // 2 if epilogue == SILU_MUL else self.n
+        self._set_up(weight.shape[0], weight.shape[1], bias, epilogue)
+        self._pack(_ordered(weight, epilogue), 2 * self.k)
+
+    def _set_up(self, n: int, k: int, bias: torch.Tensor | None, epilogue: int) -> None:
+        self.n, self.k, self.epilogue = n, k, epilogue
+        self.bias = None if bias is None else _padded(_ordered(bias, epilogue))
+        self.out_features = n // 2 if epilogue == SILU_MUL else n
+
+    def _pack(self, rows: torch.Tensor, row_bytes: int) -> None:
+        self.packed = memory.allocate((-(-self.n // PANEL) * PANEL * row_bytes,), torch.uint8)
+        address = self.packed.data_ptr()
+        library.run(library.Pack(format=self.format, weight=rows.data_ptr(), out=address, n=self.n, k=self.k))
 
     @staticmethod
     def supports(dtype: torch.dtype, out_features: int, in_features: int) -> bool:
@@ -47,12 +47,19 @@ class PackedWeight:
             and not torch.cpu._is_amx_tile_supported()
         )
 
-    def operation(self, rows: int, x: torch.Tensor, out: torch.Tensor) -> library.Gemm:
-        """x: [>= rows, k] bfloat16; out: [>= rows, out_features]; rows: address of the number of rows to compute."""
+    def operations(
+        self, rows: int, x: torch.Tensor, out: torch.Tensor, scratch: "QuantizedRows | None" = None
+    ) -> list[library.Operation]:
+        """x: [>= rows, k] bfloat16; out: [>= rows, out_features] bfloat16 or float32; rows: address of the number of
+        rows to compute; scratch: room for x as int8, which all formats but bf16 need."""
+        return [self._product(rows, x, out)]
+
+    def _product(self, rows: int, x: torch.Tensor, out: torch.Tensor) -> library.Gemm:
         return library.Gemm(
             rows=rows,
             x=x.data_ptr(),
             x_stride=x.stride(0),
+            format=self.format,
             weight=self.packed.data_ptr(),
             bias=None if self.bias is None else self.bias.data_ptr(),
             out=out.data_ptr(),
@@ -67,11 +74,98 @@ class PackedWeight:
         x = x.contiguous()
         rows = library.Int(x.shape[0])
         out = torch.empty(x.shape[0], self.out_features, dtype=dtype)
-        library.run(self.operation(ctypes.addressof(rows), x, out))
+        scratch = None if self.format == BF16 else QuantizedRows(x.shape[0], self.k)
+        library.run(*self.operations(ctypes.addressof(rows), x, out, scratch))
         return out
 
 
-def _interleave(rows: torch.Tensor) -> torch.Tensor:
-    """Gate rows, then as many up rows -> 16 of one, 16 of the other, in turn."""
-    halves = rows.view(2, -1, 16, *rows.shape[1:])
-    return halves.transpose(0, 1).reshape(rows.shape)
+class QuantizedRows:
+    """Room for rows of x as int8 with their scales and sums."""
+
+    def __init__(self, capacity: int, width: int) -> None:
+        self.values = memory.allocate((capacity, width), torch.int8)
+        self.scales = torch.empty(capacity * -(-width // _BLOCK))
+        self.sums = torch.empty(capacity * -(-width // _BLOCK), dtype=torch.int32)
+
+
+class _QuantizedWeight(PackedWeight):
+    """A weight whose x is quantised on the way in, with one scale to every `x_block` values."""
+
+    x_block: int
+    weight_scales: torch.Tensor | None = None
+
+    def operations(
+        self, rows: int, x: torch.Tensor, out: torch.Tensor, scratch: QuantizedRows | None = None
+    ) -> list[library.Operation]:
+        assert scratch is not None
+        quantize = library.Quantize(
+            rows=rows,
+            x=x.data_ptr(),
+            x_stride=x.stride(0),
+            out=scratch.values.data_ptr(),
+            scales=scratch.scales.data_ptr(),
+            sums=scratch.sums.data_ptr(),
+            k=self.k,
+            block=self.x_block,
+        )
+        product = self._product(rows, x, out)
+        product.x, product.x_stride = scratch.values.data_ptr(), self.k
+        product.x_scales, product.x_sums = scratch.scales.data_ptr(), scratch.sums.data_ptr()
+        product.weight_scales = None if self.weight_scales is None else self.weight_scales.data_ptr()
+        return [quantize, product]
+
+
+class Int8Weight(_QuantizedWeight):
+    """int8 weights with one scale to each output, x quantised token by token."""
+
+    format = INT8
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, epilogue: int = STORE) -> None:
+        """weight: [n, k], of any floating type, k divisible by 16; quantised here."""
+        self._set_up(weight.shape[0], weight.shape[1], bias, epilogue)
+        values, scales = quantize_rows(_ordered(weight, epilogue).float())
+        self.x_block = self.k
+        self.weight_scales = _padded(scales)
+        self._pack(values, self.k)
+
+    @staticmethod
+    def supports(dtype: torch.dtype, out_features: int, in_features: int) -> bool:
+        return PackedWeight.supports(dtype, out_features, in_features) and in_features % 16 == 0
+
+
+class BlockWeight(_QuantizedWeight):
+    """A GGUF matrix with the file's own bits and scales, in another order."""
+
+    x_block = _BLOCK
+
+    def __init__(self, kind: str, blocks: torch.Tensor, bias: torch.Tensor | None, epilogue: int = STORE) -> None:
+        """kind: a key of BLOCK_FORMATS; blocks: [n, bytes of a row] uint8, as they lie in the file."""
+        self.format = BLOCK_FORMATS[kind]
+        n, row_bytes = blocks.shape
+        self._set_up(n, row_bytes // _BLOCK_BYTES[kind] * _BLOCK, bias, epilogue)
+        self._pack(_ordered(blocks, epilogue), row_bytes)
+
+    @staticmethod
+    def knows(kind: str) -> bool:
+        return kind in BLOCK_FORMATS
+
+
+def quantize_rows(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """rows: [n, k] float32. Returns int8 values [n, k] and scales [n]: the largest magnitude of a row becomes 127."""
+    largest = rows.abs().amax(dim=1)
+    inverse = torch.where(largest > 0, 127 / largest, 0.0)
+    return (rows * inverse[:, None]).round().to(torch.int8), largest / 127
+
+
+def _ordered(rows: torch.Tensor, epilogue: int) -> torch.Tensor:
+    """Rows as they are packed: for SILU_MUL 16 of the gate and 16 of the up projection in turn."""
+    if epilogue == SILU_MUL:
+        rows = rows.view(2, -1, 16, *rows.shape[1:]).transpose(0, 1).reshape(rows.shape)
+    return rows.contiguous()
+
+
+def _padded(values: torch.Tensor) -> torch.Tensor:
+    """values: [n]. Returns them as float32, zeros up to whole panels behind them."""
+    padded = torch.zeros(-(-values.shape[0] // PANEL) * PANEL)
+    padded[: values.shape[0]] = values
+    return padded

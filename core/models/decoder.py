@@ -8,10 +8,10 @@ import torch.nn.functional as F
 
 from ..attention.interface import AttentionBackend, AttentionMetadata, KVCache
 from .decoder_config import DecoderConfig
-from .linear import Linear, make_gated_linear, make_linear
 from .ops import TorchOps
 from .rotary import inverse_frequencies, rotary_tables
 from .tensor_source import TensorSource, check_tensors
+from .weights import ProjectionReader
 
 ROPE_FACTORS = "rope_freqs.weight"
 """Divisors of the rotary frequencies, [head_dim / 2], which GGUF files of scaled Llama models carry."""
@@ -29,18 +29,16 @@ class DecoderLayer:
         source: TensorSource,
         dtype: torch.dtype,
         attention: AttentionBackend,
-        ops: TorchOps,
+        projections: ProjectionReader,
     ) -> None:
         prefix = f"model.layers.{index}"
         attn, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
         self.input_norm = _read_vector(source, f"{prefix}.input_layernorm.weight", dtype)
         self.post_norm = _read_vector(source, f"{prefix}.post_attention_layernorm.weight", dtype)
-        projections = [f"{attn}.{part}_proj" for part in "qkv"]
-        self.qkv = _read_linear(source, projections, config.qkv_bias, dtype)
-        self.o = _read_linear(source, [f"{attn}.o_proj"], config.o_bias, dtype)
-        gate_up = _read_weights(source, [f"{mlp}.gate_proj", f"{mlp}.up_proj"], config.mlp_bias, dtype)
-        self.gate_up = make_gated_linear(*gate_up, ops)
-        self.down = _read_linear(source, [f"{mlp}.down_proj"], config.mlp_bias, dtype)
+        self.qkv = projections.linear([f"{attn}.{part}_proj" for part in "qkv"], config.qkv_bias)
+        self.o = projections.linear([f"{attn}.o_proj"], config.o_bias)
+        self.gate_up = projections.gated([f"{mlp}.gate_proj", f"{mlp}.up_proj"], config.mlp_bias)
+        self.down = projections.linear([f"{mlp}.down_proj"], config.mlp_bias)
         self.q_norm = _read_vector(source, f"{attn}.q_norm.weight", dtype) if config.qk_norm else None
         self.k_norm = _read_vector(source, f"{attn}.k_norm.weight", dtype) if config.qk_norm else None
         self.attention = attention
@@ -57,6 +55,7 @@ class Decoder:
         attention_backend: type[AttentionBackend],
         block_size: int,
         ops: TorchOps,
+        quantization: str | None = None,
     ) -> None:
         """Raises ValueError naming the tensors that `source` lacks, has in excess, or has in another shape."""
         check_tensors(source, expected_tensors(config), optional_tensors(config))
@@ -70,13 +69,13 @@ class Decoder:
             )
             for window in set(config.sliding_windows)
         }
+        projections = ProjectionReader(source, dtype, ops, quantization)
         self.layers = [
-            DecoderLayer(config, index, source, dtype, backends[window], ops)
+            DecoderLayer(config, index, source, dtype, backends[window], projections)
             for index, window in enumerate(config.sliding_windows)
         ]
         self.norm = _read_vector(source, "model.norm.weight", dtype)
-        head = self.embed_weight if config.tie_word_embeddings else source.read("lm_head.weight", dtype).clone()
-        self.lm_head: Linear = make_linear(head)
+        self.lm_head = projections.linear(["model.embed_tokens" if config.tie_word_embeddings else "lm_head"])
         self.frequencies = inverse_frequencies(config.rope, config.head_dim)
         if ROPE_FACTORS in source.shapes:
             self.frequencies = self.frequencies / source.read(ROPE_FACTORS, torch.float32)
@@ -184,15 +183,3 @@ def optional_tensors(config: DecoderConfig) -> frozenset[str]:
 
 def _read_vector(source: TensorSource, name: str, dtype: torch.dtype) -> torch.Tensor:
     return source.read(name, dtype).clone()
-
-
-def _read_weights(
-    source: TensorSource, names: list[str], bias: bool, dtype: torch.dtype
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Weight and bias of several projections of the same input, their outputs side by side."""
-    weight = torch.cat([source.read(f"{name}.weight", dtype) for name in names])
-    return weight, torch.cat([source.read(f"{name}.bias", dtype) for name in names]) if bias else None
-
-
-def _read_linear(source: TensorSource, names: list[str], bias: bool, dtype: torch.dtype) -> Linear:
-    return make_linear(*_read_weights(source, names, bias, dtype))

@@ -93,6 +93,14 @@ class GGUFSource(TensorSource):
         values = dequantize(blocks, tensor.quant_type, dtype, self._pool).view(tensor.shape)
         return _split_halves(values, tensor.interleaved_heads) if tensor.interleaved_heads else values
 
+    def read_blocks(self, name: str) -> tuple[str, torch.Tensor]:
+        """A matrix as it lies in the file: its quantisation's name and [rows, bytes of a row] uint8."""
+        tensor = self.tensors[name]
+        rows = self._blocks(tensor).view(tensor.shape[0], -1)
+        if tensor.interleaved_heads:
+            rows = _split_halves(rows, tensor.interleaved_heads)
+        return tensor.quant_type.name, rows
+
     def _blocks(self, tensor: GGUFTensor) -> torch.Tensor:
         if self._bytes is None:
             raise ValueError(f"{self.path} is closed")

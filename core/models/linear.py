@@ -1,11 +1,11 @@
-"""Matrix products with the weights of a model, one class a weight format. `make_linear` picks the fastest that fits."""
+"""Matrix products with the weights of a model, one class a weight format. `weights.py` picks the fastest that fits."""
 
 from abc import ABC, abstractmethod
 
 import torch
 import torch.nn.functional as F
 
-from ..kernels.linear import SILU_MUL, PackedWeight
+from ..kernels.linear import PackedWeight, quantize_rows
 from .ops import TorchOps
 
 
@@ -54,47 +54,38 @@ class PackedLinear(Linear):
 
 
 class NativeLinear(Linear):
-    """The weight packed for the native kernels, which read it once whatever the number of tokens."""
+    """A weight packed for the native kernels, in whichever format, with whatever follows the product."""
 
-    epilogue = 0
-
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        self.packed = PackedWeight(weight, bias, self.epilogue)
-        self.out_features, self.in_features = self.packed.out_features, self.packed.k
+    def __init__(self, packed: PackedWeight) -> None:
+        self.packed = packed
+        self.out_features, self.in_features = packed.out_features, packed.k
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self.packed(x)
 
 
-class NativeGatedLinear(NativeLinear):
-    """Gate and up projections of an MLP and silu(gate) * up in one operation; see `GatedLinear`."""
+class Int8Linear(Linear):
+    """int8 weights with one scale to each output, x quantised token by token: what the native kernels compute, in
+    float32 where every product is exact."""
 
-    epilogue = SILU_MUL
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        self.out_features, self.in_features = weight.shape
+        self.weight, self.scales = quantize_rows(weight.float())
+        self.bias = bias
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        values, scales = quantize_rows(x.float())
+        y = F.linear(values.float(), self.weight.float()).mul_(scales[:, None]).mul_(self.scales)
+        return (y if self.bias is None else y.add_(self.bias)).to(x.dtype)
 
 
 class GatedLinear(Linear):
-    """silu(gate) * up of a merged projection. Its weight: [2 * out_features, in_features], gate first."""
+    """silu(gate) * up of a merged projection whose first half is the gate."""
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, ops: TorchOps) -> None:
-        self.gate_up = make_linear(weight, bias)
+    def __init__(self, gate_up: Linear, ops: TorchOps) -> None:
+        self.gate_up = gate_up
         self.ops = ops
-        self.out_features, self.in_features = weight.shape[0] // 2, weight.shape[1]
+        self.out_features, self.in_features = gate_up.out_features // 2, gate_up.in_features
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self.ops.silu_and_mul(self.gate_up(x))
-
-
-def make_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
-    """weight: [out_features, in_features], bias: [out_features], both of the engine's dtype; they may be released."""
-    if PackedWeight.supports(weight.dtype, *weight.shape):
-        return NativeLinear(weight, bias)
-    if PackedLinear.supports(weight.dtype):
-        return PackedLinear(weight, bias)
-    return DenseLinear(weight, bias)
-
-
-def make_gated_linear(weight: torch.Tensor, bias: torch.Tensor | None, ops: TorchOps) -> Linear:
-    """weight: [2 * out_features, in_features], gate first. The result gives silu(gate) * up."""
-    if PackedWeight.supports(weight.dtype, *weight.shape) and weight.shape[0] % 32 == 0:
-        return NativeGatedLinear(weight, bias)
-    return GatedLinear(weight, bias, ops)

@@ -10,10 +10,10 @@ import torch
 from ..attention.interface import AttentionBackend, AttentionMetadata, KVCache
 from ..attention.native import NativeAttentionBackend, fill_step
 from ..kernels import library, memory
-from ..kernels.linear import PackedWeight
+from ..kernels.linear import PackedWeight, QuantizedRows
 from .decoder import Decoder, DecoderLayer
 from .decoder_config import DecoderConfig
-from .linear import NativeGatedLinear, NativeLinear
+from .linear import Linear, NativeLinear
 from .ops import TorchOps
 from .rotary import rotary_table
 from .tensor_source import TensorSource
@@ -28,14 +28,16 @@ def load_decoder(
     dtype: torch.dtype,
     attention_backend: type[AttentionBackend],
     block_size: int,
+    quantization: str | None = None,
 ) -> Decoder:
     """The decoder that runs fastest here. Raises ValueError as `Decoder` does."""
     native = NativeDecoder.supports(config, dtype, attention_backend)
-    return (NativeDecoder if native else Decoder)(config, source, dtype, attention_backend, block_size, TorchOps())
+    decoder = NativeDecoder if native else Decoder
+    return decoder(config, source, dtype, attention_backend, block_size, TorchOps(), quantization)
 
 
 class NativeDecoder(Decoder):
-    """Same weights, same face, bfloat16 only.
+    """Same weights, same face; activations are bfloat16.
 
     A recording holds addresses, so it lasts until the buffers grow, the caches move or the rotary table is extended.
     """
@@ -89,7 +91,8 @@ class NativeDecoder(Decoder):
         at = ctypes.addressof(rows)
         head = self.lm_head
         assert isinstance(head, NativeLinear)
-        library.run(self._norm(at, None, hidden, self.norm, normed), head.packed.operation(at, normed, logits))
+        product = head.packed.operations(at, normed, logits, self._quantized_head)
+        library.run(self._norm(at, None, hidden, self.norm, normed), *product)
         return logits
 
     def _head_buffers(self, num_rows: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -97,9 +100,11 @@ class NativeDecoder(Decoder):
         if num_rows > self._logits.shape[0]:
             self._normed_rows = memory.allocate((num_rows, self.config.hidden_size), self.dtype)
             self._logits = memory.allocate((num_rows, self.config.vocab_size), torch.float32)
+            self._quantized_head = QuantizedRows(num_rows, self.config.hidden_size)
         return self._normed_rows[:num_rows], self._logits[:num_rows]
 
     _logits = torch.empty(0, 0)
+    _quantized_head: QuantizedRows | None = None
 
     def _reserve(self, num_tokens: int) -> None:
         """Makes room for a step of `num_tokens`, by doubling."""
@@ -118,6 +123,7 @@ class NativeDecoder(Decoder):
         self._qkv = buffer(config.q_size + 2 * config.kv_size)
         self._attended, self._attended_rows = buffer(config.q_size), buffer(config.q_size)
         self._activated = buffer(config.intermediate_size)
+        self._quantized = QuantizedRows(capacity, max(config.hidden_size, config.q_size, config.intermediate_size))
         self._every_row = torch.arange(capacity)
         self._output_rows = torch.empty(capacity, dtype=torch.int64)
         self._num_tokens, self._num_rows, self._step = library.Int(), library.Int(), library.Step()
@@ -137,11 +143,9 @@ class NativeDecoder(Decoder):
         last = len(self.layers) - 1
         update: torch.Tensor | None = None
         for index, layer in enumerate(self.layers):
-            assert isinstance(layer.qkv, NativeLinear) and isinstance(layer.o, NativeLinear)
-            assert isinstance(layer.gate_up, NativeGatedLinear) and isinstance(layer.down, NativeLinear)
             operations += [
                 self._norm(tokens, update, self._hidden, layer.input_norm, self._normed),
-                layer.qkv.packed.operation(tokens, self._normed, self._qkv),
+                *self._product(layer.qkv, tokens, self._normed, self._qkv),
                 self._rotary(layer, kv_caches[index]),
                 self._attention(layer, kv_caches[index]),
             ]
@@ -151,13 +155,17 @@ class NativeDecoder(Decoder):
                 operations += [self._pick_rows(self._hidden, hidden), self._pick_rows(self._attended, attended)]
             update = self._update
             operations += [
-                layer.o.packed.operation(count, attended, update),
+                *self._product(layer.o, count, attended, update),
                 self._norm(count, update, hidden, layer.post_norm, self._normed),
-                layer.gate_up.packed.operation(count, self._normed, self._activated),
-                layer.down.packed.operation(count, self._activated, update),
+                *self._product(layer.gate_up, count, self._normed, self._activated),
+                *self._product(layer.down, count, self._activated, update),
             ]
         operations.append(self._norm(rows, self._update, self._hidden_rows, None, self._output))
         return library.Recording(operations)
+
+    def _product(self, linear: Linear, rows: int, x: torch.Tensor, out: torch.Tensor) -> list[library.Operation]:
+        assert isinstance(linear, NativeLinear)
+        return linear.packed.operations(rows, x, out, self._quantized)
 
     def _norm(
         self, rows: int, x: torch.Tensor | None, residual: torch.Tensor, weight: torch.Tensor | None, out: torch.Tensor

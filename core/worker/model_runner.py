@@ -41,7 +41,10 @@ class ModelRunner:
     def load_model(self) -> None:
         """Raises ValueError or FileNotFoundError naming what is wrong with the checkpoint."""
         with open_checkpoint(self.vllm_config.model_config.model) as source:
-            self.model = load_decoder(self.config, source, self.dtype, self.attention_backend, self.block_size)
+            quantization = self.vllm_config.model_config.quantization
+            self.model = load_decoder(
+                self.config, source, self.dtype, self.attention_backend, self.block_size, quantization
+            )
 
     def kv_block_bytes(self) -> int:
         """Bytes of one block over all layers."""

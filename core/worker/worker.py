@@ -27,8 +27,6 @@ class Worker:
     def __init__(self, vllm_config: VllmConfig) -> None:
         self.vllm_config = vllm_config
         config = resolve_decoder_config(vllm_config.model_config.hf_config)
-        if vllm_config.model_config.quantization is not None:
-            raise ValueError(f"quantization {vllm_config.model_config.quantization!r} is not supported")
         self.model_runner = ModelRunner(vllm_config, config)
         check_model_fits(vllm_config.model_config.model, config, self.model_runner.dtype)
         self.model_runner.load_model()

@@ -47,23 +47,42 @@ struct RmsNormArgs {
 };
 
 enum Epilogue : int64_t { STORE = 0, STORE_FLOAT32 = 1, SILU_MUL = 2 };
+enum Format : int64_t { BF16 = 0, INT8 = 1, Q8_0 = 2, Q4_0 = 3, Q4_1 = 4 };
 
-// SILU_MUL: each 32-column panel holds 16 gate columns, then the 16 up columns that belong to them; out is [rows, n / 2].
+// One product with packed weights. SILU_MUL: each 32-column panel holds 16 gate columns, then the 16 up columns that
+// belong to them; out is [rows, n / 2].
 struct GemmArgs {
     const int64_t* rows;
-    const void* x;  // [rows, x_stride]
+    const void* x;  // [rows, x_stride], bf16; for all other formats int8 as quantised by QuantizeArgs
     int64_t x_stride;
-    const void* weight;  // packed
-    const float* bias;   // [n rounded up to 32] or null
-    void* out;           // [rows, out_stride]
+    const float* x_scales;  // [rows, k / block], with block = k for INT8, else 32
+    const int32_t* x_sums;  // likewise
+    int64_t format;
+    const void* weight;          // packed
+    const float* weight_scales;  // INT8: [n rounded up to 32]
+    const float* bias;           // [n rounded up to 32] or null
+    void* out;                   // [rows, out_stride]
     int64_t out_stride;
     int64_t n;
     int64_t k;
     int64_t epilogue;
 };
 
+// x to int8 with one scale to every `block` values of a row, and the sum of each block's int8 values.
+struct QuantizeArgs {
+    const int64_t* rows;
+    const void* x;  // [rows, x_stride] bf16
+    int64_t x_stride;
+    void* out;      // [rows, k]
+    float* scales;  // [rows, k / block]
+    int32_t* sums;  // [rows, k / block]
+    int64_t k;
+    int64_t block;
+};
+
 struct PackArgs {
-    const void* weight;  // [n, k] row-major
+    int64_t format;
+    const void* weight;  // [n, k] row-major, of bf16, int8, or GGUF blocks
     void* out;
     int64_t n;
     int64_t k;
@@ -139,7 +158,7 @@ struct ArgmaxArgs {
     int64_t* out;  // [rows]
 };
 
-enum Kind : int64_t { EMBED, RMS_NORM, GEMM, PACK, ROTARY, WRITE_KV, ATTENTION, SILU_MUL_OP, ARGMAX };
+enum Kind : int64_t { EMBED, RMS_NORM, GEMM, PACK, ROTARY, WRITE_KV, ATTENTION, SILU_MUL_OP, ARGMAX, QUANTIZE };
 
 struct Op {
     int64_t kind;

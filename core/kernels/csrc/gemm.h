@@ -1,34 +1,43 @@
-// Matrix products with packed weights: out[rows, n] = x[rows, k] * weight[n, k]^T.
+// Matrix products with packed weights: out[rows, n] = x[rows, k] * weight[n, k]^T, for every weight format.
 //
-// Packed weight: panels of 32 columns, each [k / 2][32][2] bf16, so that a panel is one sequential stream and a pair of
-// k values times a broadcast pair of x needs no horizontal sum. Every output is one chain of sums along k whatever the
-// number of rows, so a row's result does not depend on the rows beside it.
+// A packed weight is a row of panels, each 32 columns wide and one sequential stream, with the words of its columns side
+// by side: a word of weights times a broadcast word of x needs no horizontal sum. Every output is one chain of sums along
+// k whatever the number of rows, so a row's result does not depend on the rows beside it.
 
 constexpr int PANEL = 32;
-constexpr int PREFETCH_AHEAD = 1024;         // elements
 constexpr int64_t CACHED_X_BYTES = 393216;  // of the second-level cache
-#if defined(ISA_AVX512BF16) || defined(ISA_AVX512)
-constexpr int MAX_TILE_ROWS = 14;
-#else
-constexpr int MAX_TILE_ROWS = 6;
-#endif
+constexpr bool MANY_REGISTERS = LANES == 16;
 
-template <int ROWS>
-INLINE void gemm_tile_sums(const bf16* x, int64_t x_stride, const bf16* panel, int64_t k, Vec (&sum)[ROWS][2]) {
-    UNROLL for (int r = 0; r < ROWS; r++) sum[r][0] = sum[r][1] = splat(0.0f);
-    for (int64_t i = 0; i < k; i += 2) {
-        const Words w0 = load_words(panel + i * PANEL), w1 = load_words(panel + i * PANEL + 32);
-        __builtin_prefetch(panel + i * PANEL + PREFETCH_AHEAD);
-        __builtin_prefetch(panel + i * PANEL + PREFETCH_AHEAD + 32);
-        UNROLL for (int r = 0; r < ROWS; r++) {
-            uint32_t pair;
-            memcpy(&pair, x + r * x_stride + i, 4);
-            const Words xs = splat_word(pair);
-            sum[r][0] = dot<bf16>(sum[r][0], w0, xs);
-            sum[r][1] = dot<bf16>(sum[r][1], w1, xs);
+// Packed: [k / 2][32][2] bf16.
+struct Bf16Weight {
+    static constexpr int TILE_ROWS = MANY_REGISTERS ? 14 : 4;
+
+    static int64_t panel_bytes(int64_t k) { return k * PANEL * 2; }
+
+    template <int ROWS>
+    INLINE static void multiply(const GemmArgs& a, int64_t row, int64_t panel, Vec (&sum)[ROWS][2]) {
+        const bf16* x = (const bf16*)a.x + row * a.x_stride;
+        const bf16* weight = (const bf16*)a.weight + panel * PANEL * a.k;
+        for (int64_t i = 0; i < a.k; i += 2) {
+            const Words low = load_words(weight + i * PANEL), high = load_words(weight + i * PANEL + 32);
+            UNROLL for (int r = 0; r < ROWS; r++) {
+                const Words xs = broadcast_word(x + r * a.x_stride + i);
+                sum[r][0] = dot<bf16>(sum[r][0], low, xs);
+                sum[r][1] = dot<bf16>(sum[r][1], high, xs);
+            }
         }
     }
-}
+
+    static void pack_panel(const PackArgs& a, int64_t panel, void* to) {
+        const uint16_t* weight = (const uint16_t*)a.weight;
+        uint16_t* out = (uint16_t*)to;
+        for (int64_t i = 0; i < a.k; i++)
+            for (int64_t j = 0; j < PANEL; j++) {
+                const int64_t column = panel * PANEL + j;
+                out[(i / 2 * PANEL + j) * 2 + i % 2] = column < a.n ? weight[column * a.k + i] : 0;
+            }
+    }
+};
 
 // Stores `count` of the 16 values at `to` as T.
 template <class T>
@@ -39,11 +48,11 @@ INLINE void store_some(T* to, Vec x, int64_t count) {
     for (int64_t j = 0; j < count; j++) to[j] = buffer[j];
 }
 
-template <int ROWS>
+template <class Weight, int ROWS>
 void gemm_tile(const GemmArgs& a, int64_t row, int64_t panel) {
     Vec sum[ROWS][2];
-    const bf16* weight = (const bf16*)a.weight + panel * PANEL * a.k;
-    gemm_tile_sums<ROWS>((const bf16*)a.x + row * a.x_stride, a.x_stride, weight, a.k, sum);
+    UNROLL for (int r = 0; r < ROWS; r++) sum[r][0] = sum[r][1] = splat(0.0f);
+    Weight::template multiply<ROWS>(a, row, panel, sum);
     const int64_t column = panel * PANEL, left = a.n - column;
     UNROLL for (int r = 0; r < ROWS; r++) {
         Vec low = sum[r][0], high = sum[r][1];
@@ -65,18 +74,19 @@ void gemm_tile(const GemmArgs& a, int64_t row, int64_t panel) {
     }
 }
 
-template <int ROWS>
+template <class Weight, int ROWS>
 void gemm_rows(const GemmArgs& a, int64_t row, int64_t rows, int64_t panel) {
-    if (rows == ROWS) return gemm_tile<ROWS>(a, row, panel);
-    if constexpr (ROWS > 1) gemm_rows<ROWS - 1>(a, row, rows, panel);
+    if (rows == ROWS) return gemm_tile<Weight, ROWS>(a, row, panel);
+    if constexpr (ROWS > 1) gemm_rows<Weight, ROWS - 1>(a, row, rows, panel);
 }
 
 // Rows go in tiles of nearly equal height; as many tiles as stay in the second-level cache meet each panel in turn.
+template <class Weight>
 void gemm(const GemmArgs& a, Team& team) {
     const int64_t rows = *a.rows, panels = (a.n + PANEL - 1) / PANEL;
     if (rows == 0) return;
-    const int64_t tiles = (rows + MAX_TILE_ROWS - 1) / MAX_TILE_ROWS;
-    const int64_t chunk = larger<int64_t>(1, CACHED_X_BYTES / (2 * a.k * MAX_TILE_ROWS)), chunks = (tiles + chunk - 1) / chunk;
+    const int64_t tiles = (rows + Weight::TILE_ROWS - 1) / Weight::TILE_ROWS;
+    const int64_t chunk = larger<int64_t>(1, CACHED_X_BYTES / (2 * a.k * Weight::TILE_ROWS)), chunks = (tiles + chunk - 1) / chunk;
     const int64_t run = larger<int64_t>(1, panels / (8 * team.size)), runs = (panels + run - 1) / run;
     team.share(chunks * runs, [&](int64_t item) {
         const int64_t first_tile = item / runs * chunk, last_tile = smaller(tiles, first_tile + chunk);
@@ -84,20 +94,15 @@ void gemm(const GemmArgs& a, Team& team) {
         for (int64_t panel = first_panel; panel < last_panel; panel++)
             for (int64_t tile = first_tile; tile < last_tile; tile++) {
                 const int64_t row = tile * rows / tiles, end = (tile + 1) * rows / tiles;
-                gemm_rows<MAX_TILE_ROWS>(a, row, end - row, panel);
+                gemm_rows<Weight, Weight::TILE_ROWS>(a, row, end - row, panel);
             }
     });
 }
 
-// Row-major [n, k] to panels; columns beyond n are zeros.
+// Row-major weights to panels; columns beyond n are zeros.
+template <class Weight>
 void pack_weight(const PackArgs& a, Team& team) {
-    const uint16_t* weight = (const uint16_t*)a.weight;
     team.share((a.n + PANEL - 1) / PANEL, [&](int64_t panel) {
-        uint16_t* out = (uint16_t*)a.out + panel * PANEL * a.k;
-        for (int64_t i = 0; i < a.k; i++)
-            for (int64_t j = 0; j < PANEL; j++) {
-                const int64_t column = panel * PANEL + j;
-                out[(i / 2 * PANEL + j) * 2 + i % 2] = column < a.n ? weight[column * a.k + i] : 0;
-            }
+        Weight::pack_panel(a, panel, (uint8_t*)a.out + panel * Weight::panel_bytes(a.k));
     });
 }

@@ -12,22 +12,34 @@
 #include "elementwise.h"
 #include "gemm.h"
 #include "kv_write.h"
+#include "quant.h"
 
 #define BY_DTYPE(function, Args) \
     ((const Args*)op.args)->dtype == BFLOAT16 ? function<bf16>(*(const Args*)op.args, team) \
                                               : function<float>(*(const Args*)op.args, team)
 
+#define BY_FORMAT(function, Args)                                                              \
+    switch (((const Args*)op.args)->format) {                                                  \
+        case BF16: return function<Bf16Weight>(*(const Args*)op.args, team);                   \
+        case INT8: return function<Int8Weight>(*(const Args*)op.args, team);                   \
+        case Q8_0: return function<BlockWeight<8, false>>(*(const Args*)op.args, team);        \
+        case Q4_0: return function<BlockWeight<4, false>>(*(const Args*)op.args, team);        \
+        case Q4_1: return function<BlockWeight<4, true>>(*(const Args*)op.args, team);         \
+    }                                                                                          \
+    return;
+
 static void execute(const Op& op, Team& team) {
     switch (op.kind) {
         case EMBED: return BY_DTYPE(embed, EmbedArgs);
         case RMS_NORM: return BY_DTYPE(rms_norm, RmsNormArgs);
-        case GEMM: return gemm(*(const GemmArgs*)op.args, team);
-        case PACK: return pack_weight(*(const PackArgs*)op.args, team);
+        case GEMM: BY_FORMAT(gemm, GemmArgs)
+        case PACK: BY_FORMAT(pack_weight, PackArgs)
         case ROTARY: return BY_DTYPE(rotary, RotaryArgs);
         case WRITE_KV: return BY_DTYPE(write_kv, WriteKvArgs);
         case ATTENTION: return attention(*(const AttentionArgs*)op.args, team);
         case SILU_MUL_OP: return BY_DTYPE(silu_mul, SiluMulArgs);
         case ARGMAX: return argmax(*(const ArgmaxArgs*)op.args, team);
+        case QUANTIZE: return quantize(*(const QuantizeArgs*)op.args, team);
     }
 }
 

@@ -17,10 +17,15 @@ constexpr int PARTS = 16 / LANES;
 typedef float vfloat __attribute__((vector_size(4 * LANES)));
 typedef int32_t vint __attribute__((vector_size(4 * LANES)));
 typedef uint32_t vword __attribute__((vector_size(4 * LANES)));
+typedef int16_t vshort __attribute__((vector_size(4 * LANES)));
+typedef int8_t vbyte __attribute__((vector_size(LANES)));
 typedef uint16_t vhalf __attribute__((vector_size(2 * LANES)));
 
 struct Vec {
     vfloat part[PARTS];
+};
+struct Ints {
+    vint part[PARTS];
 };
 struct Words {
     vword part[PARTS];
@@ -88,6 +93,12 @@ INLINE Words load_words(const void* from) {
     Words r;
     memcpy(&r, from, 64);
     return r;
+}
+
+INLINE Words broadcast_word(const void* from) {
+    uint32_t word;
+    memcpy(&word, from, 4);
+    return splat_word(word);
 }
 
 INLINE Words operator&(Words a, Words b) {
@@ -278,4 +289,80 @@ INLINE Vec rounded(Vec x) {
     return load(buffer);
 }
 
-#undef EACH_PART
+INLINE Words shift_right(Words x, int bits) {
+    EACH_PART x.part[i] >>= bits;
+    return x;
+}
+
+// 16 half-precision values.
+INLINE Vec load_half(const void* from) {
+    Vec r;
+#if LANES_16
+    r.part[0] = (vfloat)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)from));
+#else
+    EACH_PART {
+        vhalf half;
+        memcpy(&half, (const uint16_t*)from + i * LANES, sizeof half);
+        const vword bits = __builtin_convertvector(half, vword), magnitude = (bits & 0x7fff) << 13;
+        // Exponents are rebased by a multiplication, which is right for subnormal values too.
+        vword wide = (vword)((vfloat)magnitude * 0x1p112f);
+        const vint special = (vint)(bits & 0x7c00) == 0x7c00;
+        wide |= (vword)special & 0x7f800000u;
+        r.part[i] = (vfloat)(wide | (bits & 0x8000) << 16);
+    }
+#endif
+    return r;
+}
+
+INLINE Ints splat_int(int32_t x) {
+    Ints r;
+    EACH_PART r.part[i] = vint{} + x;
+    return r;
+}
+
+INLINE Ints operator+(Ints a, Ints b) {
+    EACH_PART a.part[i] += b.part[i];
+    return a;
+}
+
+INLINE int32_t lane_sum(Ints x) {
+    int32_t lanes[16], sum = 0;
+    memcpy(lanes, &x, 64);
+    for (int32_t lane : lanes) sum += lane;
+    return sum;
+}
+
+INLINE Vec to_floats(Ints x) {
+    Vec r;
+    EACH_PART r.part[i] = __builtin_convertvector(x.part[i], vfloat);
+    return r;
+}
+
+// The nearest integers of values below 2^22 in magnitude.
+INLINE Ints nearest(Vec x) {
+    Ints r;
+    EACH_PART r.part[i] = (vint)(x.part[i] + 12582912.0f) - 0x4b400000;
+    return r;
+}
+
+// Stores 16 integers as bytes and returns them.
+INLINE Ints store_bytes(int8_t* to, Ints x) {
+    EACH_PART {
+        const vbyte bytes = __builtin_convertvector(x.part[i], vbyte);
+        memcpy(to + i * LANES, &bytes, sizeof bytes);
+    }
+    return x;
+}
+
+// Products of neighbouring 16-bit values, added by pairs into 32-bit lanes.
+INLINE vint multiply_add_pairs(vshort a, vshort b) {
+#if LANES_16
+    return (vint)_mm512_madd_epi16((__m512i)a, (__m512i)b);
+#elif defined(ISA_AVX2)
+    return (vint)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+#elif defined(__x86_64__)
+    return (vint)_mm_madd_epi16((__m128i)a, (__m128i)b);
+#else
+    return ((vint)a << 16 >> 16) * ((vint)b << 16 >> 16) + ((vint)a >> 16) * ((vint)b >> 16);
+#endif
+}

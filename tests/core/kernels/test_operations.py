@@ -30,7 +30,8 @@ def test_rms_norm_equals_torch(shape: tuple[int, int], dtype: torch.dtype, isa: 
 
 @DTYPES
 def test_add_rms_norm_adds_to_the_residual_in_place(dtype: torch.dtype, isa: str) -> None:
-    x, residual, weight = random(5, 64, dtype=dtype), random(5, 64, dtype=dtype, seed=1), random(64, dtype=dtype, seed=2)
+    x, residual = random(5, 64, dtype=dtype), random(5, 64, dtype=dtype, seed=1)
+    weight = random(64, dtype=dtype, seed=2)
     expected_residual = residual.clone()
     expected = TorchOps().add_rms_norm(x, expected_residual, weight, 1e-5)
     assert_close(ops.add_rms_norm(x, residual, weight, 1e-5), expected)

@@ -1,0 +1,104 @@
+"""Products with int8 and GGUF block weights against the same arithmetic in torch."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from corespan.core.kernels.linear import BLOCK_FORMATS, SILU_MUL, BlockWeight, Int8Weight, PackedWeight, quantize_rows
+from corespan.core.models.gguf_quants import QUANT_TYPES, dequantize
+from corespan.core.models.ops import TorchOps
+
+ROWS = pytest.mark.parametrize("rows", [1, 2, 7, 15, 40])
+KINDS = pytest.mark.parametrize("kind", BLOCK_FORMATS)
+
+
+def random(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
+
+
+def as_quantized(x: torch.Tensor, block: int) -> torch.Tensor:
+    """x as it reads back from int8 with one scale to every `block` values."""
+    values, scales = quantize_rows(x.float().view(-1, block))
+    return (values * scales[:, None]).view(x.shape)
+
+
+def random_blocks(kind: str, n: int, k: int) -> torch.Tensor:
+    """[n, row bytes] uint8 with random values and scales of ordinary size."""
+    generator = torch.Generator().manual_seed(3)
+    quant_type = next(known for known in QUANT_TYPES.values() if known.name == kind)
+    blocks = torch.randint(0, 256, (n * k // 32, quant_type.block_bytes), generator=generator, dtype=torch.uint8)
+    head = blocks.shape[1] - {"Q8_0": 32}.get(kind, 16)
+    scales = torch.randn(blocks.shape[0], head // 2, generator=generator).mul_(0.1).half()
+    scales[0] = 2.0**-20  # a subnormal
+    blocks[:, :head] = scales.view(torch.uint8)
+    return blocks.view(n, -1)
+
+
+def dequantized(kind: str, blocks: torch.Tensor) -> torch.Tensor:
+    quant_type = next(known for known in QUANT_TYPES.values() if known.name == kind)
+    with ThreadPoolExecutor(1) as pool:
+        flat = blocks.view(-1, quant_type.block_bytes)
+        return dequantize(flat, quant_type, torch.float32, pool).view(blocks.shape[0], -1)
+
+
+@ROWS
+@pytest.mark.parametrize(("n", "k"), [(32, 16), (33, 48), (200, 576)])
+def test_int8_products_equal_torch(rows: int, n: int, k: int, isa: str) -> None:
+    weight = random(n, k, seed=1) / k**0.5
+    x = torch.randint(-127, 128, (rows, k), generator=torch.Generator().manual_seed(0)).bfloat16()
+    x[:, k // 2] = 127  # so that x is its own quantisation, with no tie to round either way
+    values, scales = quantize_rows(weight.float())
+    expected = as_quantized(x, k) @ (values * scales[:, None]).T
+    torch.testing.assert_close(Int8Weight(weight, None)(x, torch.float32), expected, atol=1e-2, rtol=1e-4)
+
+
+@ROWS
+@KINDS
+@pytest.mark.parametrize(("n", "k"), [(32, 32), (70, 96)])
+def test_block_products_equal_torch(kind: str, rows: int, n: int, k: int, isa: str) -> None:
+    x, blocks = random(rows, k), random_blocks(kind, n, k)
+    expected = as_quantized(x, 32) @ dequantized(kind, blocks).T
+    scale = float(expected.abs().max())
+    actual = BlockWeight(kind, blocks, None)(x, torch.float32)
+    torch.testing.assert_close(actual, expected, atol=2e-3 * scale, rtol=2e-3)
+
+
+def test_int8_stays_close_to_the_product_it_stands_for(isa: str) -> None:
+    x, weight = random(20, 576), random(64, 576, seed=1) / 24
+    expected = x.float() @ weight.float().T
+    error = Int8Weight(weight, None)(x, torch.float32) - expected
+    assert error.square().mean().sqrt() < 0.02 * expected.std()
+
+
+def test_extreme_values_do_not_overflow(isa: str) -> None:
+    x = torch.full((3, 1024), 3.0).bfloat16()
+    weight = torch.full((40, 1024), -2.0).bfloat16()
+    torch.testing.assert_close(Int8Weight(weight, None)(x, torch.float32), torch.full((3, 40), -6144.0))
+
+
+def test_a_row_of_zeros_gives_the_bias(isa: str) -> None:
+    bias = random(40, seed=2)
+    product = Int8Weight(random(40, 64), bias)(torch.zeros(2, 64).bfloat16())
+    assert torch.equal(product, bias.expand(2, 40))
+
+
+def test_gated_int8_products_equal_silu_and_mul_of_the_plain_ones(isa: str) -> None:
+    x, weight = random(9, 64), random(96, 64, seed=1) / 8
+    plain = Int8Weight(weight, None)(x)
+    torch.testing.assert_close(
+        Int8Weight(weight, None, SILU_MUL)(x), TorchOps().silu_and_mul(plain), atol=2**-7, rtol=2**-7
+    )
+
+
+@pytest.mark.parametrize("kind", ["int8", *BLOCK_FORMATS])
+def test_a_quantised_row_is_bitwise_the_same_whatever_rows_are_beside_it(kind: str, isa: str) -> None:
+    x = random(40, 96)
+    packed: PackedWeight
+    if kind == "int8":
+        packed = Int8Weight(random(64, 96, seed=1), None)
+    else:
+        packed = BlockWeight(kind, random_blocks(kind, 64, 96), None)
+    whole = packed(x, torch.float32)
+    for rows in (1, 3, 14, 15):
+        assert torch.equal(packed(x[:rows], torch.float32), whole[:rows])
