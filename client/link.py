@@ -75,6 +75,9 @@ class CoreLink:
         except BaseException:
             self._release_sockets()
             raise
+        self._poller = zmq.Poller()
+        self._poller.register(self.output_socket, zmq.POLLIN)
+        self._poller.register(self.process.channel.fileno(), zmq.POLLIN)
         try:
             self.vllm_config = self._await_route(vllm_config)
         except BaseException:
@@ -137,10 +140,7 @@ class CoreLink:
         with self._receive_lock:
             if self.dead_cause is not None:
                 return
-            poller = zmq.Poller()
-            poller.register(self.output_socket, zmq.POLLIN)
-            poller.register(self.process.channel.fileno(), zmq.POLLIN)
-            while self.output_socket not in dict(poller.poll()):
+            while self.output_socket not in dict(self._poller.poll()):
                 if self.process.poll_death():
                     if not self.output_socket.poll(self.last_outputs_wait_ms()):
                         self.mark_dead()
