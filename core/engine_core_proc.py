@@ -76,7 +76,7 @@ class EngineCoreProc(EngineCore):
         )
 
     def request_shutdown(self, drain_timeout: float) -> None:
-        """Leave once everything in flight is done, or after `drain_timeout` seconds. Callable from a signal handler."""
+        """Leave once everything in flight is done, or after `drain_timeout` seconds. Callable from any thread."""
         self._shutdown_deadline = time.monotonic() + drain_timeout
         self.input_queue.put((EngineCoreRequestType.WAKEUP, None))
 

@@ -14,6 +14,7 @@ import socket
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 
 import psutil
 
@@ -46,7 +47,8 @@ def main(channel_fd: int, parent_pid: int) -> None:
     except BaseException as error:
         channel.send(failure(error))
         sys.exit(1)
-    signal.signal(signal.SIGTERM, lambda *_: core.request_shutdown(core.vllm_config.parallel_config.shutdown_timeout))
+    drain_timeout = core.vllm_config.parallel_config.shutdown_timeout
+    TerminationWatch(lambda: core.request_shutdown(drain_timeout)).start()
     channel.send(core.ready_message())
     fault = core.run()
     if fault is not None:
@@ -89,6 +91,26 @@ class ParentWatch(threading.Thread):
         for child in psutil.Process().children(recursive=True):
             child.kill()
         os._exit(1)
+
+
+class TerminationWatch(threading.Thread):
+    """Calls `action` when SIGTERM comes. To be made in the main thread.
+
+    A handler alone will not do: it runs in the main thread, between two instructions, and where that is about to block
+    in a queue it would not run before something else comes along.
+    """
+
+    def __init__(self, action: Callable[[], None]) -> None:
+        super().__init__(name="core-termination-watch", daemon=True)
+        self._action = action
+        self._reading, self._writing = socket.socketpair()
+        self._writing.setblocking(False)
+        signal.set_wakeup_fd(self._writing.fileno())
+        signal.signal(signal.SIGTERM, lambda *_: None)
+
+    def run(self) -> None:
+        while self._reading.recv(1):
+            self._action()
 
 
 def _configure_logging() -> None:
