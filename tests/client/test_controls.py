@@ -1,7 +1,7 @@
 """Pausing, sleeping and aborting, over every client."""
 
 import pytest
-from bridge import request, tokens_of
+from bridge import Bridge, request, tokens_of
 
 from corespan.protocol.outputs import FinishReason
 
@@ -10,9 +10,20 @@ def counts(bridge):
     return list(bridge.call("get_request_counts"))
 
 
+@pytest.fixture(scope="module", params=["inproc", "sync_mp", "async_mp"])
+def shared_bridge(request):
+    bridge = Bridge(request.param, num_gpu_blocks_override=200)
+    yield bridge
+    bridge.close()
+
+
 @pytest.fixture
-def bridge(make_bridge):
-    return make_bridge(num_gpu_blocks_override=200)
+def bridge(shared_bridge):
+    """Awake and idle, before the test and after."""
+    yield shared_bridge
+    shared_bridge.call("pause_scheduler", "abort", True)
+    shared_bridge.call("wake_up", None)
+    shared_bridge.call("resume_scheduler")
 
 
 def test_pausing_with_abort_hands_out_the_aborted_and_queues_the_new(bridge):

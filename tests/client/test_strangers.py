@@ -130,6 +130,13 @@ def send_raw(bridge, *frames):
         link._input.send_multipart([b"\x00\x00", *frames])
 
 
+@pytest.fixture(scope="module", params=["sync_mp", "async_mp"])
+def shared_bridge(request):
+    bridge = Bridge(request.param)
+    yield bridge
+    bridge.close()
+
+
 @pytest.mark.parametrize(
     "frames",
     [
@@ -145,10 +152,10 @@ def send_raw(bridge, *frames):
         [b"\x00", b"\x91" * 100_000],
     ],
 )
-def test_a_frame_the_core_cannot_read_is_dropped(bridge, frames):
-    send_raw(bridge, *frames)
+def test_a_frame_the_core_cannot_read_is_dropped(shared_bridge, frames):
+    send_raw(shared_bridge, *frames)
     fine = request("fine")
-    assert bridge.generate(fine)["fine"] == tokens_of(fine)
+    assert shared_bridge.generate(fine)["fine"] == tokens_of(fine)
 
 
 def test_a_request_of_the_wrong_shape_ends_with_an_error(bridge):
@@ -161,17 +168,16 @@ def test_a_request_of_the_wrong_shape_ends_with_an_error(bridge):
     assert tokens["fine"] == tokens_of(fine)
 
 
-@pytest.mark.parametrize("kind", ["inproc", "sync_mp", "async_mp"])
-@pytest.mark.parametrize("prompt", [[], [-1], [1000], [2**40], list(range(1, 260))])
-def test_a_request_the_core_cannot_prepare_ends_with_an_error(kind, prompt):
-    bridge = Bridge(kind)
+def test_a_request_the_core_cannot_prepare_ends_with_an_error(make_bridge):
+    bridge = make_bridge()
     fine = request("fine", max_tokens=10)
     bridge.add(fine)
-    bridge.add(request("odd", prompt))
-    tokens, reasons = bridge.collect("odd", "fine")
-    assert reasons["odd"] is FinishReason.ERROR
+    odd = {f"odd {index}": prompt for index, prompt in enumerate([[], [-1], [1000], [2**40], list(range(1, 260))])}
+    for name, prompt in odd.items():
+        bridge.add(request(name, prompt))
+    tokens, reasons = bridge.collect("fine", *odd)
+    assert {reasons[name] for name in odd} == {FinishReason.ERROR}
     assert tokens["fine"] == tokens_of(fine)
-    bridge.close()
 
 
 def test_the_socket_folder_is_the_users_alone_and_no_port_is_open(bridge, socket_dir):
