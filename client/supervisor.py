@@ -115,7 +115,8 @@ class Supervisor:
             outputs=[
                 EngineCoreOutput(request_id, [], finish_reason=FinishReason.ERROR, stop_reason=reason)
                 for request_id in given_up
-            ]
+            ],
+            timestamp=time.monotonic(),
         )
 
     def _start_again(self) -> CoreLink:

@@ -6,6 +6,7 @@ The in-process client calls it directly; `EngineCoreProc` drives it from a proce
 import importlib
 import logging
 import queue
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Literal
@@ -158,7 +159,7 @@ class EngineCore:
             output = EngineCoreOutput(request_id, [], finish_reason=reason, stop_reason=stop_reason)
             by_client.setdefault(client_index, []).append(output)
         for client_index, outputs in by_client.items():
-            self._emit(client_index, EngineCoreOutputs(outputs=outputs))
+            self._emit(client_index, EngineCoreOutputs(outputs=outputs, timestamp=time.monotonic()))
 
     # The step
 
