@@ -139,8 +139,8 @@ def hf_config_from_gguf(metadata: dict[str, Any]) -> dict[str, Any]:
         "tie_word_embeddings": "output.weight" not in shapes,
         "torch_dtype": "bfloat16",
     }
-    if (window := figure("attention.sliding_window", None)) is not None:
-        config["sliding_window"] = int(window)
+    window = figure("attention.sliding_window", None)
+    config["sliding_window"] = None if window is None else int(window)
     for name in ("bos", "eos"):
         if (token_id := metadata.get(f"tokenizer.ggml.{name}_token_id")) is not None:
             config[f"{name}_token_id"] = int(token_id)

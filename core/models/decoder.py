@@ -13,9 +13,6 @@ from .rotary import inverse_frequencies, rotary_tables
 from .tensor_source import TensorSource, check_tensors
 from .weights import ProjectionReader
 
-ROPE_FACTORS = "rope_freqs.weight"
-"""Divisors of the rotary frequencies, [head_dim / 2], which GGUF files of scaled Llama models carry."""
-
 
 class DecoderLayer:
     """One layer's weights. `qkv` gives queries, keys and values side by side, `gate_up` the MLP's silu(gate) * up."""
@@ -77,8 +74,6 @@ class Decoder:
         self.norm = _read_vector(source, "model.norm.weight", dtype)
         self.lm_head = projections.linear(["model.embed_tokens" if config.tie_word_embeddings else "lm_head"])
         self.frequencies = inverse_frequencies(config.rope, config.head_dim)
-        if ROPE_FACTORS in source.shapes:
-            self.frequencies = self.frequencies / source.read(ROPE_FACTORS, torch.float32)
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """token_ids: [num_tokens] int64. Returns [num_tokens, hidden_size]."""
@@ -175,7 +170,7 @@ def expected_tensors(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
 def optional_tensors(config: DecoderConfig) -> frozenset[str]:
     """Tensors that checkpoints carry without need: a tied head's copy, rotary frequencies that the config implies."""
     names = {f"model.layers.{index}.self_attn.rotary_emb.inv_freq" for index in range(config.num_layers)}
-    names.add(ROPE_FACTORS)
+    names.add("rope_freqs.weight")  # in GGUF files; the shell has made the config's rotary scaling of it
     if config.tie_word_embeddings:
         names.add("lm_head.weight")
     return frozenset(names)

@@ -70,6 +70,11 @@ def test_mistral_hides_under_the_llama_architecture(tmp_path: Path) -> None:
     assert config["sliding_window"] == 64
 
 
+def test_a_file_that_names_no_window_has_none(tmp_path: Path) -> None:
+    config = config_of(tmp_path, "llama", {}, general__name="Mistral 7B v0.3")
+    assert config["sliding_window"] is None
+
+
 def test_tensors_tell_biases_and_untied_embeddings(tmp_path: Path) -> None:
     tied = config_of(tmp_path, "qwen2", {})
     tensors = {"output.weight": np.zeros((40, 16), np.float32), "blk.0.attn_q.bias": np.zeros(16, np.float32)}

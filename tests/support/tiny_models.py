@@ -61,11 +61,16 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def build_tiny_model(folder: Path, variant: str) -> Any:
-    """Saves the variant into `folder` and returns transformers' model, float32. Biases and norms are random too."""
+    """Saves the variant into `folder` and returns transformers' model, float32."""
+    family, options = VARIANTS[variant]
+    return build_model(folder, family, options)
+
+
+def build_model(folder: Path, family: str, options: dict[str, Any]) -> Any:
+    """The same for any other options. Biases and norms are random too."""
     import torch
     import transformers
 
-    family, options = VARIANTS[variant]
     config = getattr(transformers, f"{family}Config")(**{**_SHAPE, **options})
     torch.manual_seed(7)
     model = getattr(transformers, f"{family}ForCausalLM")(config).eval()

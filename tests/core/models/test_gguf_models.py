@@ -1,0 +1,118 @@
+"""Whole models out of GGUF files, configuration and tensors both, against transformers' model of the same weights."""
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from step_driver import StepDriver, make_vllm_config
+from tiny_models import build_model
+
+from corespan.core.worker.worker import Worker
+from corespan.engine.gguf_metadata import hf_config_from_gguf, read_metadata
+from corespan.protocol.params import SamplingParams
+
+PROMPT = [(11 * i) % 320 for i in range(200)]
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 5000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
+MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {  # name: (GGUF architecture, transformers family, options)
+    "llama": ("llama", "Llama", {}),
+    "llama_with_linear_rope": ("llama", "Llama", {"rope_parameters": LINEAR}),
+    "llama_with_llama3_rope": ("llama", "Llama", {"rope_parameters": LLAMA3, "max_position_embeddings": 16384}),
+    "mistral_with_window": ("llama", "Mistral", {"sliding_window": 24, "head_dim": 32}),
+    "mistral_without_window": ("llama", "Mistral", {"sliding_window": None, "tie_word_embeddings": True}),
+    "qwen2": ("qwen2", "Qwen2", {}),
+    "qwen3": ("qwen3", "Qwen3", {"head_dim": 32, "tie_word_embeddings": True}),
+}
+PARTS = {
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+WHOLE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+
+
+def gguf_name(name: str) -> str:
+    stem, kind = name.rsplit(".", 1)
+    if stem in WHOLE:
+        return f"{WHOLE[stem]}.{kind}"
+    _, _, layer, part = stem.split(".", 3)
+    return f"blk.{layer}.{PARTS[part]}.{kind}"
+
+
+def in_pairs(weight: np.ndarray, num_heads: int) -> np.ndarray:
+    """The rows of each head as llama.cpp's converter puts them for the Llama architecture."""
+    return np.ascontiguousarray(weight.reshape(num_heads, 2, -1, weight.shape[-1]).swapaxes(1, 2).reshape(weight.shape))
+
+
+def write_model(path: Path, architecture: str, name: str, reference: Any) -> None:
+    """What llama.cpp's converter makes of a transformers model, as far as it matters here."""
+    config = reference.config
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_name(name)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    writer.add_rope_dimension_count(head_dim)
+    writer.add_key_length(head_dim)
+    rope = config.rope_parameters
+    writer.add_rope_freq_base(rope["rope_theta"])
+    if rope["rope_type"] == "linear":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(rope["factor"])
+    if rope["rope_type"] == "llama3":
+        unscaled = rope["rope_theta"] ** -(np.arange(0, head_dim, 2) / head_dim)
+        divisors = unscaled / reference.model.rotary_emb.inv_freq.numpy()
+        writer.add_tensor("rope_freqs.weight", divisors.astype(np.float32))
+    if architecture == "llama" and getattr(config, "sliding_window", None) is not None:
+        writer.add_sliding_window(config.sliding_window)
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+    for tensor_name, parameter in reference.named_parameters():
+        values = parameter.detach().numpy()
+        part = tensor_name.split(".")[-2]
+        if architecture == "llama" and part in heads:
+            values = in_pairs(values, heads[part])
+        writer.add_tensor(gguf_name(tensor_name), values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_log_probabilities_of_a_prompt_equal_transformers(tmp_path: Path, name: str) -> None:
+    architecture, family, options = MODELS[name]
+    reference = build_model(tmp_path, family, options)
+    path = tmp_path / f"{name}.gguf"
+    write_model(path, architecture, name, reference)
+
+    driver = StepDriver(Worker(make_vllm_config(str(path), hf_config_from_gguf(read_metadata(path)))), num_blocks=32)
+    driver.add("r", PROMPT, SamplingParams(temperature=0, prompt_logprobs=0))
+    driver.step({"r": len(PROMPT)})
+
+    (logprobs,) = (part.logprobs[:, 0] for part in driver.requests["r"].prompt_logprobs)
+    with torch.inference_mode():
+        expected = torch.log_softmax(reference(torch.tensor([PROMPT])).logits[0], -1)
+    np.testing.assert_allclose(logprobs, expected[torch.arange(199), PROMPT[1:]], atol=1e-4)
