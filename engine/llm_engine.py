@@ -164,8 +164,8 @@ class LLMEngine(EngineControls):
 
         What ends a request here comes out of the next `step()`.
         """
-        self._halted = True
         self.engine_core.pause_scheduler(mode, clear_cache)
+        self._halted = True
 
     def resume_generation(self) -> None:
         self.engine_core.resume_scheduler()
@@ -180,8 +180,8 @@ class LLMEngine(EngineControls):
 
     def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
         """Pauses, then gives memory back: level 0 none, 1 the KV cache's, 2 the weights' too. New requests queue."""
-        self._halted = True
         self.engine_core.sleep(level, mode)
+        self._halted = True
         self._record_sleep_state(level)
 
     def wake_up(self, tags: Sequence[str] | None = None) -> None:

@@ -245,6 +245,15 @@ def test_an_asleep_engine_says_so_and_goes_on_after_waking(llm: LLM) -> None:
     assert output.num_cached_tokens == 0
 
 
+def test_a_pause_or_sleep_that_is_refused_changes_nothing(llm: LLM) -> None:
+    with pytest.raises(ValueError, match="nap"):
+        llm.pause_generation(mode="nap")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="7"):
+        llm.sleep(7)
+
+    assert len(llm.generate(PROMPTS[0], greedy(), use_tqdm=False)) == 1
+
+
 @pytest.mark.parametrize("multiprocess", [False, True])
 def test_sleeping_with_abort_hands_out_the_aborted_outputs(make_llm: Any, multiprocess: bool) -> None:
     llm = make_llm(multiprocess=multiprocess)
