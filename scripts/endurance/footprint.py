@@ -33,7 +33,7 @@ def take_footprint() -> Footprint:
         tuple(sorted(map(_rss, shell.children(recursive=True)), reverse=True)),
         shell.num_fds(),
         threading.active_count(),
-        len(glob.glob(os.path.join(tempfile.gettempdir(), "corespan-*"))),
+        len(glob.glob(os.path.join(os.environ.get("VLLM_RPC_BASE_PATH", tempfile.gettempdir()), "corespan-*"))),
     )
 
 
