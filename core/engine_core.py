@@ -17,6 +17,7 @@ from ..protocol.requests import EngineCoreRequest
 from .executor.abstract import Executor
 from .kv_cache.block_hash import BlockHasher
 from .kv_sizing import num_kv_blocks, with_kv_blocks
+from .profile_ranges import profile_range
 from .scheduler.pause import PauseState
 from .scheduler.request import Request, RequestStatus
 from .scheduler.scheduler import Scheduler
@@ -174,10 +175,13 @@ class EngineCore:
         """
         if not self.has_work():
             return {}, False
-        scheduler_output = self.scheduler.schedule()
-        runner_output = self.executor.execute_model(scheduler_output)
+        with profile_range("schedule"):
+            scheduler_output = self.scheduler.schedule()
+        with profile_range("execute"):
+            runner_output = self.executor.execute_model(scheduler_output)
         self._process_abort_queue()
-        outputs = self.scheduler.update_from_output(scheduler_output, runner_output)
+        with profile_range("update"):
+            outputs = self.scheduler.update_from_output(scheduler_output, runner_output)
         return outputs, scheduler_output.total_num_scheduled_tokens > 0
 
     def _process_abort_queue(self) -> None:

@@ -11,6 +11,7 @@ from ..models.decoder import Decoder
 from ..models.decoder_config import DecoderConfig
 from ..models.loader import open_checkpoint
 from ..models.native_decoder import load_decoder
+from ..profile_ranges import profile_range
 from ..sampling.logprobs import gather_logprobs
 from ..sampling.metadata import SamplingBatch
 from ..sampling.sampler import Sampler, SamplerOutput
@@ -76,7 +77,8 @@ class ModelRunner:
         num_sampling = len(inputs.sampling)
         output = ModelRunnerOutput([], [], failed_reqs=failed)
         if num_sampling:
-            self._sample(scheduler_output, inputs, hidden[:num_sampling], output)
+            with profile_range("sample"):
+                self._sample(scheduler_output, inputs, hidden[:num_sampling], output)
         if prompt_spans:
             output.prompt_logprobs = self._prompt_logprobs(hidden[num_sampling:], prompt_spans)
         return output

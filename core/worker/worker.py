@@ -11,6 +11,7 @@ import torch
 from ...protocol.config import VllmConfig
 from ..models.decoder import Decoder
 from ..models.registry import resolve_decoder_config
+from ..profile_ranges import record_ranges
 from ..scheduler.output import ModelRunnerOutput, SchedulerOutput
 from .memory import activation_bytes, available_memory, check_model_fits
 from .model_runner import ModelRunner
@@ -97,8 +98,10 @@ class Worker:
             self._profile_prefix = profile_prefix or "corespan"
             self._profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
             self._profiler.start()
+            record_ranges(True)
             return None
         profiler, self._profiler = self._profiler, None
+        record_ranges(False)
         profiler.stop()
         path = os.path.abspath(f"{self._profile_prefix}-{os.getpid()}-{self._num_profiles}.trace.json")
         self._num_profiles += 1
