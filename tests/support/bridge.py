@@ -70,7 +70,7 @@ class Bridge:
         )
         if kind == "async_mp":
             self.loop = asyncio.new_event_loop()
-            self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
+            self.thread = threading.Thread(target=self.loop.run_forever, name="test-event-loop", daemon=True)
             self.thread.start()
 
     def _run(self, awaitable: Any) -> Any:

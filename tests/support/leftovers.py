@@ -29,9 +29,9 @@ class Leftovers:
 
     def _present(self) -> list[str]:
         children = psutil.Process().children(recursive=True)
-        threads = (thread for thread in threading.enumerate() if not thread.daemon)
+        threads = (thread for thread in threading.enumerate() if thread.name != "test-event-loop")
         return [
             *(f"process {child.pid}" for child in children),
             *(f"folder {path}" for path in glob.glob(os.path.join(self._socket_root, "corespan-*"))),
-            *(f"thread {thread.name}" for thread in threads if thread is not threading.main_thread()),
+            *(f"thread {thread.name} {thread.ident}" for thread in threads),
         ]
