@@ -20,7 +20,7 @@ def _flag(text: str) -> bool:
 VARIABLES: dict[str, EnvironmentVariable] = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": EnvironmentVariable(_flag, True, "run the core in a process of its own"),
     "VLLM_CPU_KVCACHE_SPACE": EnvironmentVariable(
-        float, None, "KV cache on the CPU, GiB; unset: a share of free memory"
+        float, None, "KV cache on the CPU, GiB; unset: half of the free memory times gpu_memory_utilization"
     ),
     "VLLM_ENGINE_READY_TIMEOUT_S": EnvironmentVariable(float, 600.0, "seconds the core may take to start"),
     "VLLM_RPC_BASE_PATH": EnvironmentVariable(str, None, "folder under which socket directories are made"),
