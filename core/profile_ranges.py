@@ -1,4 +1,4 @@
-"""Names for the parts of a step in the profiler's traces. The worker that runs the profiler switches them on and off."""
+"""Names for the parts of a step in the profiler's traces, switched on and off by the worker that runs the profiler."""
 
 import contextlib
 from contextlib import AbstractContextManager

@@ -31,6 +31,7 @@ from .prepared_requests import adopt
 from .renderer import PromptType, Renderer
 from .streaming_input import PromptStreamError, StreamingInput, first_piece, send_pieces
 from .tokenizer import Tokenizer, get_tokenizer
+from .tracing import make_tracer
 
 if TYPE_CHECKING:
     from .metrics.reader import Metric
@@ -72,15 +73,21 @@ class AsyncLLM(EngineControls):
         self.tokenizer = get_tokenizer(vllm_config.model_config)
         self.log_requests = log_requests
         self.log_stats = log_stats or bool(stat_loggers)
+        self.tracer = make_tracer(vllm_config)
         self.engine_core: AsyncMPClient = make_async_mp_client(
-            vllm_config, executor_class, self.log_stats, client_addresses, client_count, client_index
+            vllm_config,
+            executor_class,
+            self.log_stats or self.tracer is not None,
+            client_addresses,
+            client_count,
+            client_index,
         )
         self._finalizer = weakref.finalize(self, self.engine_core.shutdown)
         self.vllm_config = self.engine_core.vllm_config
         self.renderer = Renderer(self.vllm_config.model_config, self.tokenizer)
         self.input_processor = InputProcessor(self.vllm_config, self.tokenizer, self.renderer)
         self.output_processor = OutputProcessor(
-            self.tokenizer, self.log_stats, self.vllm_config.scheduler_config.stream_interval
+            self.tokenizer, self.log_stats, self.vllm_config.scheduler_config.stream_interval, self.tracer
         )
         self.logger_manager = StatLoggerManager(self.vllm_config, stat_loggers) if self.log_stats else None
         self._output_handler = OutputHandler(self.engine_core, self.output_processor, self.logger_manager)
@@ -309,6 +316,8 @@ class AsyncLLM(EngineControls):
         aborted; their streams end with what they have.
         """
         self.engine_core.shutdown(timeout)
+        if self.tracer is not None:
+            self.tracer.close()
         self._prompt_threads.shutdown(wait=False, cancel_futures=True)
         self._finalizer.detach()
 

@@ -106,7 +106,7 @@ class EngineArgs:
     engine_restart: int = 0
     shutdown_timeout: float = 0.0
     step_timeout: float | None = None
-    otlp_traces_endpoint: str | None = None
+    otlp_traces_endpoint: str | None = None  # such as http://localhost:4317; needs corespan[tracing]
 
     def create_engine_config(self, usage_context: UsageContext = UsageContext.ENGINE_CONTEXT) -> VllmConfig:
         """The checked configuration; a model that is not on disk is fetched first.

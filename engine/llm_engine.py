@@ -20,6 +20,7 @@ from .parallel_sampling import fan_out
 from .prepared_requests import adopt
 from .renderer import PromptType, Renderer
 from .tokenizer import Tokenizer, get_tokenizer
+from .tracing import make_tracer
 
 if TYPE_CHECKING:
     from .metrics.reader import Metric
@@ -44,14 +45,15 @@ class LLMEngine(EngineControls):
         configure_logging()
         self.tokenizer = get_tokenizer(vllm_config.model_config)
         self.log_stats = log_stats
+        self.tracer = make_tracer(vllm_config)
         self.engine_core: SyncEngineCoreClient = EngineCoreClient.make_client(
-            multiprocess_mode, False, vllm_config, executor_class, log_stats
+            multiprocess_mode, False, vllm_config, executor_class, log_stats or self.tracer is not None
         )
         self.vllm_config = self.engine_core.vllm_config
         self.renderer = Renderer(self.vllm_config.model_config, self.tokenizer)
         self.input_processor = InputProcessor(self.vllm_config, self.tokenizer, self.renderer)
         self.output_processor = OutputProcessor(
-            self.tokenizer, log_stats, self.vllm_config.scheduler_config.stream_interval
+            self.tokenizer, log_stats, self.vllm_config.scheduler_config.stream_interval, self.tracer
         )
         self.logger_manager = StatLoggerManager(self.vllm_config, stat_loggers) if log_stats else None
         self._halted = False  # by pause_generation() or sleep()
@@ -205,6 +207,8 @@ class LLMEngine(EngineControls):
     def shutdown(self, timeout: float | None = None) -> None:
         """Ends the core. Repeated calls do nothing; an engine that is dropped does it by itself."""
         self.engine_core.shutdown(timeout)
+        if self.tracer is not None:
+            self.tracer.close()
 
     def _add(self, request: EngineCoreRequest, prompt_text: str | None) -> None:
         """Registers and sends the request, or its n children; on any failure none of them stays."""

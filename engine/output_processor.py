@@ -6,6 +6,7 @@ running request.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from ..protocol.outputs import EngineCoreOutput, FinishReason
 from ..protocol.requests import EngineCoreRequest
@@ -16,6 +17,9 @@ from .outputs import RequestOutput
 from .parallel_sampling import ParentRequest
 from .request_state import RequestState
 from .tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from .tracing import RequestTracer
 
 
 @dataclass(slots=True)
@@ -29,9 +33,16 @@ class OutputProcessorOutput:
 class OutputProcessor:
     """Every running request's state, by internal id. All three tables are empty when nothing runs."""
 
-    def __init__(self, tokenizer: Tokenizer | None, log_stats: bool, stream_interval: int = 1) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        log_stats: bool,
+        stream_interval: int = 1,
+        tracer: "RequestTracer | None" = None,
+    ) -> None:
         self.tokenizer = tokenizer
-        self.log_stats = log_stats
+        self.tracer = tracer
+        self.log_stats = log_stats or tracer is not None
         self.stream_interval = stream_interval
         self.request_states: dict[str, RequestState] = {}
         self.parent_requests: dict[str, ParentRequest] = {}
@@ -101,6 +112,8 @@ class OutputProcessor:
         """
         result = OutputProcessorOutput()
         states = self.request_states
+        if iteration_stats is None and self.tracer is not None:
+            iteration_stats = IterationStats()
         for output in engine_core_outputs:
             state = states.get(output.request_id)
             if state is None:
@@ -150,6 +163,8 @@ class OutputProcessor:
             if state.queue is not None:
                 state.queue.put(error)
                 self._forget(state)
+                if self.tracer is not None:
+                    self.tracer.record(state, FinishReason.ERROR, str(error))
 
     def _running_ids(self, given_id: str, internal: bool) -> Sequence[str]:
         if not internal:
@@ -174,6 +189,8 @@ class OutputProcessor:
             self._forget(state)
             if iteration_stats is not None:
                 self._record_finished(state, finish_reason, iteration_stats)
+            if self.tracer is not None:
+                self.tracer.record(state, finish_reason, None if stop_reason is None else str(stop_reason))
         if completion is None:
             return None
         parent = state.parent

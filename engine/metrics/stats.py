@@ -21,6 +21,7 @@ class RequestStateStats:
     last_token_ts: float = 0.0
     first_token_latency: float = 0.0  # seconds from arrival
     num_generation_tokens: int = 0
+    preempted_ts: list[float] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -135,6 +136,7 @@ class IterationStats:
                 request_stats.scheduled_ts = event.timestamp
         elif event.type == EventType.PREEMPTED:
             self.num_preempted_reqs += 1
+            request_stats.preempted_ts.append(event.timestamp)
 
     def _update_from_prefill(self, prefill: PrefillStats) -> None:
         self.prompt_token_stats.computed += prefill.num_prompt_tokens - prefill.num_cached_tokens

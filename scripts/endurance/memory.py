@@ -1,5 +1,6 @@
-"""Sends short requests through AsyncLLM on a tiny random model, cancels a quarter of them, and watches the memory of both
-processes. Prints one JSON line; the exit status says whether memory stayed flat and all blocks came back.
+"""Short requests through AsyncLLM on a tiny random model, a quarter of them cancelled, and both processes' memory.
+
+Prints one JSON line; the exit status says whether memory stayed flat and all blocks came back.
 
 The slopes are those of the second half, when caches and allocators have reached their size.
 """

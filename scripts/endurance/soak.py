@@ -1,9 +1,9 @@
-"""A seeded mix of everything on a tiny random model, for a while: AsyncLLM and LLMEngine side by side, streams left early,
-aborts, pauses, sleeps, utility calls, and cores killed and restarted.
+"""A seeded mix of everything on a tiny random model, for a while: AsyncLLM and LLMEngine side by side, streams left
+early, aborts, pauses, sleeps, utility calls, and cores killed and restarted.
 
-Every request's tokens are known beforehand from an undisturbed run, so that one that is lost, doubled or wrong shows. At
-the end nothing may be left: no request, no block in use, no process, thread, descriptor or folder, and memory must not
-have grown. Prints one JSON line; the exit status is 0 when all of it holds.
+Every request's tokens are known beforehand from an undisturbed run, so that one that is lost, doubled or wrong shows.
+At the end nothing may be left: no request, no block in use, no process, thread, descriptor or folder, and memory must
+not have grown. Prints one JSON line; the exit status is 0 when all of it holds.
 """
 
 import argparse
