@@ -177,15 +177,15 @@ def test_structured_answers_are_what_was_asked_for_beside_free_ones(runner: Any)
     assert free.token_ids == tokens(runner.generate(PROMPTS[0], unconstrained))[0]
 
 
-def test_children_of_one_prompt_compute_it_once(runner: Any) -> None:
-    runner.call("reset_prefix_cache")
+def test_children_of_one_prompt_compute_it_once(make_runner: Any) -> None:
+    runner = make_runner(disable_log_stats=False)
     prompt = {"prompt_token_ids": [5 + position % 300 for position in range(64)]}
 
-    (first,) = runner.generate(prompt, SamplingParams(n=4, seed=1, max_tokens=4))
+    (output,) = runner.generate(prompt, SamplingParams(n=4, seed=1, max_tokens=4))
 
-    assert len({tuple(child.token_ids) for child in first.outputs}) == 4
-    (again,) = runner.generate(prompt, greedy(1))
-    assert again.num_cached_tokens == 48
+    assert len({tuple(child.token_ids) for child in output.outputs}) == 4
+    counters = {metric.name: metric.value for metric in runner.call("get_metrics") if metric.name.count("prefix_cache")}
+    assert (counters["vllm:prefix_cache_queries"], counters["vllm:prefix_cache_hits"]) == (4 * 64, 3 * 48)
 
 
 @pytest.mark.parametrize("detokenize", [True, False])
