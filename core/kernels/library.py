@@ -78,6 +78,7 @@ class Gemm(Operation):
         ("rows", Pointer),
         ("x", Pointer),
         ("x_stride", Int),
+        ("x_block", Int),
         ("x_scales", Pointer),
         ("x_sums", Pointer),
         ("format", Int),

@@ -110,13 +110,18 @@ class _QuantizedWeight(PackedWeight):
         )
         product = self._product(rows, x, out)
         product.x, product.x_stride = scratch.values.data_ptr(), self.k
+        product.x_block = self.x_block
         product.x_scales, product.x_sums = scratch.scales.data_ptr(), scratch.sums.data_ptr()
         product.weight_scales = None if self.weight_scales is None else self.weight_scales.data_ptr()
         return [quantize, product]
 
 
 class Int8Weight(_QuantizedWeight):
-    """int8 weights with one scale to each output, x quantised token by token."""
+    """int8 weights with one scale to each output.
+
+    x is quantised with one scale to every 32 values (to a token where k is no multiple of 32): with one to a token,
+    outliers in the inputs of attention, of the down projection and of the head cost some percent of perplexity.
+    """
 
     format = INT8
 
@@ -124,7 +129,7 @@ class Int8Weight(_QuantizedWeight):
         """weight: [n, k], of any floating type, k divisible by 16; quantised here."""
         self._set_up(weight.shape[0], weight.shape[1], bias, epilogue)
         values, scales = quantize_rows(_ordered(weight, epilogue).float())
-        self.x_block = self.k
+        self.x_block = self.k if self.k % _BLOCK else _BLOCK
         self.weight_scales = _padded(scales)
         self._pack(values, self.k)
 

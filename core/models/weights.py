@@ -11,7 +11,7 @@ from .tensor_source import TensorSource
 
 
 class ProjectionReader:
-    """`quantization`: None, "int8" (one scale to each output, activations quantised token by token) or "gguf" (the
+    """`quantization`: None, "int8" (one scale to each output, activations quantised as they come) or "gguf" (the
     file's own blocks where the kernels read their format, else the engine's dtype)."""
 
     def __init__(self, source: TensorSource, dtype: torch.dtype, ops: TorchOps, quantization: str | None) -> None:

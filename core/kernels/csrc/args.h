@@ -55,7 +55,8 @@ struct GemmArgs {
     const int64_t* rows;
     const void* x;  // [rows, x_stride], bf16; for all other formats int8 as quantised by QuantizeArgs
     int64_t x_stride;
-    const float* x_scales;  // [rows, k / block], with block = k for INT8, else 32
+    int64_t x_block;        // values of a row of x to one scale: 32, or for INT8 any divisor of k
+    const float* x_scales;  // [rows, k / x_block]
     const int32_t* x_sums;  // likewise
     int64_t format;
     const void* weight;          // packed

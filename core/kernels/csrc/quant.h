@@ -29,21 +29,29 @@ struct Int8Weight {
     INLINE static void multiply(const GemmArgs& a, int64_t row, int64_t panel, Vec (&sum)[ROWS][2]) {
         const int8_t* x = (const int8_t*)a.x + row * a.x_stride;
         const uint8_t* weight = (const uint8_t*)a.weight + panel * PANEL * a.k;
-        Ints acc[ROWS][2];
-        UNROLL for (int r = 0; r < ROWS; r++) acc[r][0] = acc[r][1] = splat_int(-128 * a.x_sums[row + r]);
-        for (int64_t i = 0; i < a.k; i += 4) {
-            const Words low = load_words(weight + i * PANEL), high = load_words(weight + i * PANEL + 64);
+        const int64_t blocks = a.k / a.x_block;
+        for (int64_t block = 0; block < blocks; block++) {
+            const int64_t at = row * blocks + block, first = block * a.x_block;
+            Ints acc[ROWS][2];
+            UNROLL for (int r = 0; r < ROWS; r++) acc[r][0] = acc[r][1] = splat_int(-128 * a.x_sums[at + r * blocks]);
+            for (int64_t i = first; i < first + a.x_block; i += 4) {
+                const Words low = load_words(weight + i * PANEL), high = load_words(weight + i * PANEL + 64);
+                UNROLL for (int r = 0; r < ROWS; r++) {
+                    const Words xs = broadcast_word(x + r * a.x_stride + i);
+                    acc[r][0] = dot_bytes(acc[r][0], low, xs);
+                    acc[r][1] = dot_bytes(acc[r][1], high, xs);
+                }
+            }
             UNROLL for (int r = 0; r < ROWS; r++) {
-                const Words xs = broadcast_word(x + r * a.x_stride + i);
-                acc[r][0] = dot_bytes(acc[r][0], low, xs);
-                acc[r][1] = dot_bytes(acc[r][1], high, xs);
+                const Vec scale = splat(a.x_scales[at + r * blocks]);
+                sum[r][0] = fma(to_floats(acc[r][0]), scale, sum[r][0]);
+                sum[r][1] = fma(to_floats(acc[r][1]), scale, sum[r][1]);
             }
         }
         const Vec low = load(a.weight_scales + panel * PANEL), high = load(a.weight_scales + panel * PANEL + 16);
         UNROLL for (int r = 0; r < ROWS; r++) {
-            const Vec scale = splat(a.x_scales[row + r]);
-            sum[r][0] = to_floats(acc[r][0]) * scale * low;
-            sum[r][1] = to_floats(acc[r][1]) * scale * high;
+            sum[r][0] = sum[r][0] * low;
+            sum[r][1] = sum[r][1] * high;
         }
     }
 

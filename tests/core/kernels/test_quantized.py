@@ -47,9 +47,9 @@ def dequantized(kind: str, blocks: torch.Tensor) -> torch.Tensor:
 def test_int8_products_equal_torch(rows: int, n: int, k: int, isa: str) -> None:
     weight = random(n, k, seed=1) / k**0.5
     x = torch.randint(-127, 128, (rows, k), generator=torch.Generator().manual_seed(0)).bfloat16()
-    x[:, k // 2] = 127  # so that x is its own quantisation, with no tie to round either way
+    x[:, ::16] = 127  # so that x is its own quantisation, with no tie to round either way
     values, scales = quantize_rows(weight.float())
-    expected = as_quantized(x, k) @ (values * scales[:, None]).T
+    expected = x.float() @ (values * scales[:, None]).T
     torch.testing.assert_close(Int8Weight(weight, None)(x, torch.float32), expected, atol=1e-2, rtol=1e-4)
 
 
@@ -85,9 +85,10 @@ def test_a_row_of_zeros_gives_the_bias(isa: str) -> None:
 
 def test_gated_int8_products_equal_silu_and_mul_of_the_plain_ones(isa: str) -> None:
     x, weight = random(9, 64), random(96, 64, seed=1) / 8
-    plain = Int8Weight(weight, None)(x)
+    values, scales = quantize_rows(weight.float())
+    plain = (as_quantized(x, 32) @ (values * scales[:, None]).T).bfloat16()
     torch.testing.assert_close(
-        Int8Weight(weight, None, SILU_MUL)(x), TorchOps().silu_and_mul(plain), atol=2**-7, rtol=2**-7
+        Int8Weight(weight, None, SILU_MUL)(x), TorchOps().silu_and_mul(plain), atol=2e-2, rtol=2e-2
     )
 
 
