@@ -103,9 +103,13 @@ class EngineCore:
 
         Raises ValueError for a request that the model cannot take.
         """
-        token_ids = request.prompt_token_ids
-        if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self._vocab_size:
-            raise ValueError(f"prompt token ids must lie in 0..{self._vocab_size - 1}")
+        for name in ("prompt_token_ids", "output_token_ids"):
+            token_ids = getattr(request, name)
+            if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self._vocab_size:
+                raise ValueError(f"{name} must lie in 0..{self._vocab_size - 1}")
+        embeds = request.prompt_embeds
+        if embeds is not None and (embeds.ndim != 2 or embeds.dtype.kind not in "fiu"):
+            raise ValueError(f"prompt_embeds must be 2-D and of numbers, got {embeds.dtype} {list(embeds.shape)}")
         prepared = Request.from_engine_core_request(request, self._block_hasher)
         self.structured_output_manager.grammar_init(prepared)
         return prepared

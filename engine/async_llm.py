@@ -210,6 +210,7 @@ class AsyncLLM(EngineControls):
         )
         if isinstance(prompt, EngineCoreRequest):
             request = adopt(request_id, prompt)
+            self.input_processor.check_prepared(request)
         elif isinstance(prompt, AsyncIterator):
             if self.vllm_config.parallel_config.engine_restart:
                 raise ValueError("a prompt that comes in pieces cannot move to a new core; use engine_restart=0")

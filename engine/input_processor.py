@@ -3,14 +3,17 @@
 Whatever is wrong with a request is raised here, in the caller's face, before anything is sent.
 """
 
+import math
 import secrets
-import time
 from collections.abc import Mapping
 from typing import Any
+
+import msgspec
 
 from ..protocol import envs
 from ..protocol.config import VllmConfig
 from ..protocol.errors import VLLMValidationError
+from ..protocol.param_checks import below_vocab
 from ..protocol.params import SamplingParams
 from ..protocol.requests import EngineCoreRequest
 from .parallel_sampling import noise_seed_of
@@ -45,17 +48,18 @@ class InputProcessor:
         `params` is left as it was. Raises TypeError for arguments of the wrong type and ValueError
         (VLLMValidationError where one parameter is at fault) for values that this model cannot serve.
         """
-        _check_types(request_id, params, priority, trace_headers)
+        _check_types(request_id, params, priority, trace_headers, arrival_time)
         params.verify(self.model_config, self._tokenizer_len(params))
         validate_structured_outputs(params, has_tokenizer=self.tokenizer is not None)
         rendered = self._render(prompt, params, tokenization_kwargs)
         token_ids = rendered["prompt_token_ids"]
+        _check_arrival_time(rendered["arrival_time"])
         self._check_prompt(rendered, params)
         request = EngineCoreRequest(
             request_id=request_id,
             prompt_token_ids=token_ids,
             sampling_params=self._complete(params, len(token_ids)),
-            arrival_time=rendered.get("arrival_time", time.time()) if arrival_time is None else arrival_time,
+            arrival_time=rendered["arrival_time"] if arrival_time is None else arrival_time,
             noise_seed=noise_seed_of(params.seed),
             priority=priority,
             cache_salt=rendered.get("cache_salt"),
@@ -63,6 +67,31 @@ class InputProcessor:
             prompt_embeds=rendered.get("prompt_embeds"),
         )
         return request, rendered.get("prompt")
+
+    def check_prepared(self, request: EngineCoreRequest) -> None:
+        """Raises TypeError and ValueError for a request, made by the caller, that this model cannot serve."""
+        _check_types(
+            request.request_id,
+            request.sampling_params,
+            request.priority,
+            request.trace_headers,
+            request.arrival_time,
+        )
+        request.sampling_params.verify(self.model_config)
+        validate_structured_outputs(request.sampling_params, has_tokenizer=self.tokenizer is not None)
+        try:
+            msgspec.convert(
+                msgspec.to_builtins(msgspec.structs.replace(request, prompt_embeds=None)), EngineCoreRequest
+            )
+        except msgspec.ValidationError as error:
+            raise TypeError(f"the prepared request {request.request_id!r} is malformed: {error}") from None
+        embeds = request.prompt_embeds
+        kind: dict[str, Any] = {"type": "token"} if embeds is None else {"type": "embeds", "prompt_embeds": embeds}
+        (rendered,) = self.renderer.render_cmpl([{**kind, "prompt_token_ids": request.prompt_token_ids}])
+        self._check_prompt(rendered, request.sampling_params)
+        if not 0 <= request.noise_seed < 2**64:
+            raise ValueError(f"noise_seed must be an integer in [0, 2**64), got {request.noise_seed}")
+        below_vocab("output_token_ids", request.output_token_ids, self.model_config.vocab_size)
 
     def assign_request_id(self, request: EngineCoreRequest) -> None:
         """Give the request an internal id that no other has, and keep the caller's beside it.
@@ -122,7 +151,9 @@ class InputProcessor:
         return completed
 
 
-def _check_types(request_id: object, params: object, priority: object, trace_headers: Mapping[str, str] | None) -> None:
+def _check_types(
+    request_id: object, params: object, priority: object, trace_headers: object, arrival_time: object
+) -> None:
     if not isinstance(request_id, str):
         raise TypeError(f"request_id must be a str, got {type(request_id).__name__}")
     check_encodable(request_id)
@@ -132,6 +163,19 @@ def _check_types(request_id: object, params: object, priority: object, trace_hea
         raise TypeError(f"priority must be an int, got {type(priority).__name__}")
     if not -(2**63) <= priority < 2**63:
         raise ValueError(f"priority is {priority}; it must be a signed 64-bit integer")
+    _check_arrival_time(arrival_time)
+    if trace_headers is not None and not isinstance(trace_headers, Mapping):
+        raise TypeError(f"trace_headers must map str to str, got {type(trace_headers).__name__}")
     for name, value in (trace_headers or {}).items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise TypeError(f"trace_headers must map str to str, got {name!r}: {value!r}")
+        check_encodable(name + value)
+
+
+def _check_arrival_time(arrival_time: object) -> None:
+    if arrival_time is None:
+        return
+    if isinstance(arrival_time, bool) or not isinstance(arrival_time, (int, float)):
+        raise TypeError(f"arrival_time must be a number, got {type(arrival_time).__name__}")
+    if not math.isfinite(arrival_time):
+        raise ValueError(f"arrival_time must be finite, got {arrival_time}")

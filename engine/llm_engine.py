@@ -123,6 +123,7 @@ class LLMEngine(EngineControls):
             raise TypeError(f"request_id must be a string, got {request_id!r} of type {type(request_id).__name__}")
         if isinstance(prompt, EngineCoreRequest):
             request = adopt(request_id, prompt)
+            self.input_processor.check_prepared(request)
         else:
             request, prompt_text = self.input_processor.process_inputs(
                 request_id, prompt, params, arrival_time, tokenization_kwargs, trace_headers, priority

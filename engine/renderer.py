@@ -17,7 +17,7 @@ import numpy as np
 from ..protocol.config import ModelConfig
 from ..protocol.errors import VLLMValidationError
 from .chat_template import reads_content_parts
-from .tokenizer import Tokenizer
+from .tokenizer import Tokenizer, check_encodable
 
 logger = logging.getLogger("corespan.engine")
 
@@ -178,7 +178,7 @@ class Renderer:
     def _render(self, prompt: Any, params: TokenizeParams) -> EngineInput:
         arrival_time = time.time()
         if isinstance(prompt, Mapping) and "type" in prompt:
-            return _check_rendered(prompt)
+            return self._check_rendered(prompt)
         fields = _parse(prompt)
         if "prompt_embeds" in fields:
             rendered = self._render_embeds(fields["prompt_embeds"], arrival_time)
@@ -197,9 +197,9 @@ class Renderer:
         return rendered
 
     def _render_embeds(self, value: Any, arrival_time: float) -> EngineInput:
+        embeds = _as_float32(value)
         if not self.model_config.enable_prompt_embeds:
             raise ValueError("prompt_embeds need an engine with enable_prompt_embeds=True")
-        embeds = _as_float32(value)
         if embeds.ndim == 3 and embeds.shape[0] == 1:
             embeds = embeds[0]
         hidden_size = int(self.model_config.hf_config["hidden_size"])
@@ -213,6 +213,24 @@ class Renderer:
             "prompt_embeds": embeds,
             "arrival_time": arrival_time,
         }
+
+    def _check_rendered(self, prompt: Mapping[str, Any]) -> EngineInput:
+        if prompt["type"] not in ("token", "embeds"):
+            raise ValueError(f"a rendered prompt's type is 'token' or 'embeds', got {prompt['type']!r}")
+        _check_options(prompt)
+        arrival_time = prompt.get("arrival_time")
+        if arrival_time is None:
+            arrival_time = time.time()
+        if prompt["type"] == "embeds":
+            rendered = self._render_embeds(prompt.get("prompt_embeds"), arrival_time)
+        else:
+            token_ids = _checked_ids(prompt.get("prompt_token_ids"))
+            rendered = {"type": "token", "prompt_token_ids": token_ids, "arrival_time": arrival_time}
+        if prompt.get("prompt") is not None:
+            rendered["prompt"] = prompt["prompt"]
+        if prompt.get("cache_salt") is not None:
+            rendered["cache_salt"] = prompt["cache_salt"]
+        return rendered
 
     def _need_tokenizer(self, purpose: str) -> Tokenizer:
         if self.tokenizer is None:
@@ -255,26 +273,21 @@ def _parse(prompt: Any) -> dict[str, Any]:
     fields = {key: prompt[key] for key in _PROMPT_KEYS if prompt.get(key) is not None}
     if not fields.keys() & {"prompt", "prompt_token_ids", "prompt_embeds"}:
         raise TypeError(f"a prompt dict holds 'prompt', 'prompt_token_ids' or 'prompt_embeds', got {sorted(prompt)}")
-    for key in ("prompt", "cache_salt"):
-        if key in fields and not isinstance(fields[key], str):
-            raise TypeError(f"{key!r} of a prompt dict must be a str, got {_kind(fields[key])}")
-    if fields.get("cache_salt") == "":
-        raise ValueError("cache_salt must not be empty")
+    _check_options(fields)
     return fields
 
 
+def _check_options(fields: Mapping[str, Any]) -> None:
+    """Raises TypeError or ValueError for a prompt's text or salt that is none."""
+    for key in ("prompt", "cache_salt"):
+        if fields.get(key) is not None and not isinstance(fields[key], str):
+            raise TypeError(f"{key!r} of a prompt dict must be a str, got {_kind(fields[key])}")
+    if fields.get("cache_salt") == "":
+        raise ValueError("cache_salt must not be empty")
+    check_encodable(fields.get("cache_salt") or "")
+
+
 _PROMPT_KEYS = ("prompt", "prompt_token_ids", "prompt_embeds", "cache_salt")
-
-
-def _check_rendered(prompt: Mapping[str, Any]) -> EngineInput:
-    if prompt["type"] not in ("token", "embeds"):
-        raise ValueError(f"a rendered prompt's type is 'token' or 'embeds', got {prompt['type']!r}")
-    rendered = dict(prompt)
-    rendered["prompt_token_ids"] = _checked_ids(prompt.get("prompt_token_ids"))
-    rendered.setdefault("arrival_time", time.time())
-    if rendered["type"] == "embeds" and not isinstance(prompt.get("prompt_embeds"), np.ndarray):
-        raise TypeError("a rendered prompt of type 'embeds' holds 'prompt_embeds' as an array")
-    return cast(EngineInput, rendered)
 
 
 def _checked_ids(value: Any) -> list[int]:
@@ -302,6 +315,8 @@ def _as_float32(value: Any) -> np.ndarray:
         value = value.detach().cpu().float().numpy()
     if not isinstance(value, np.ndarray):
         raise TypeError(f"prompt_embeds must be an array or a tensor, got {_kind(value)}")
+    if value.dtype.kind not in "fiu":
+        raise TypeError(f"prompt_embeds must hold real numbers, got an array of {value.dtype}")
     return np.ascontiguousarray(value, dtype=np.float32)
 
 

@@ -115,6 +115,10 @@ def is_encodable(value: object) -> bool:
     return True
 
 
+def is_plain_dict(value: object) -> bool:
+    return isinstance(value, dict) and all(isinstance(key, str) for key in value) and is_encodable(value)
+
+
 def below_vocab(field: str, token_ids: Iterable[int], vocab_size: int) -> None:
     """Raise unless every id is one the model can produce."""
     outside = [token_id for token_id in token_ids if not 0 <= token_id < vocab_size]

@@ -24,6 +24,7 @@ from .param_checks import (
     float_in,
     int_at_least,
     is_encodable,
+    is_plain_dict,
     logit_bias_from_text,
     logprob_count,
     reject,
@@ -231,8 +232,8 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, repr_omit_defaults=True
                 reject("output_kind", self.output_kind, legal)
         if self.structured_outputs is not None and not isinstance(self.structured_outputs, StructuredOutputsParams):
             reject("structured_outputs", self.structured_outputs, "a StructuredOutputsParams")
-        if self.extra_args is not None and not (isinstance(self.extra_args, dict) and is_encodable(self.extra_args)):
-            reject("extra_args", self.extra_args, "None or a dict of plain data")
+        if self.extra_args is not None and not is_plain_dict(self.extra_args):
+            reject("extra_args", self.extra_args, "None or a dict from strings to plain data")
         if self.skip_reading_prefix_cache is not None:
             as_bool("skip_reading_prefix_cache", self.skip_reading_prefix_cache)
         if self.stop and not self.include_stop_str_in_output:

@@ -66,6 +66,8 @@ class RequestLedger:
                 f"the prompt has {request.num_prompt_tokens} tokens; with max_model_len {self._max_model_len} "
                 f"it may have at most {self._max_model_len - 1}"
             )
+        if request.num_tokens > self._max_model_len:
+            raise ValueError(f"the request brings {request.num_tokens} tokens; max_model_len is {self._max_model_len}")
         request.limit_length(self._max_model_len)
         self.requests[request.request_id] = request
         if self._log_stats:

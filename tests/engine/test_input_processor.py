@@ -181,6 +181,10 @@ def test_a_bias_that_is_no_number_never_becomes_a_request() -> None:
         {"priority": True},
         {"priority": 1.5},
         {"trace_headers": {"traceparent": 5}},
+        {"trace_headers": "traceparent"},
+        {"trace_headers": ["traceparent"]},
+        {"arrival_time": "now"},
+        {"arrival_time": [1.0]},
     ],
 )
 def test_arguments_of_the_wrong_type_are_type_errors(process: Process, options: dict[str, Any]) -> None:
@@ -193,6 +197,14 @@ def test_values_that_cannot_travel_are_refused(process: Process) -> None:
         process(request_id="\ud800")
     with pytest.raises(ValueError, match="priority"):
         process(priority=2**63)
+    with pytest.raises(ValueError, match="surrogate"):
+        process(trace_headers={"traceparent": "\ud800"})
+    with pytest.raises(ValueError, match="surrogate"):
+        process({"prompt": "Once", "cache_salt": "\ud800"})
+    with pytest.raises(ValueError, match="arrival_time"):
+        process(arrival_time=math.nan)
+    with pytest.raises(ValueError, match="extra_args"):
+        SamplingParams(extra_args={(1, 2): 3})
 
 
 def test_internal_ids_are_unique_and_keep_the_callers_id(tokenizer: Tokenizer) -> None:

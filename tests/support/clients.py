@@ -77,6 +77,19 @@ class Runner:
         all_params = [params] * len(prompts) if isinstance(params, SamplingParams) else params
         return self._loop.run(self._generate_async(prompts, all_params, priority or [0] * len(prompts)))
 
+    def generate_held(self, prompts: Sequence[Any], params: SamplingParams, priority: list[int]) -> list[RequestOutput]:
+        """`generate` with the scheduler paused until all of the prompts wait, so that none begins before."""
+        self.call("pause_generation", "keep")
+        if self.kind != "async_mp":
+            self.llm.enqueue(prompts, params, priority, use_tqdm=False)
+            self.llm.resume_generation()
+            return self.llm.wait_for_completion(use_tqdm=False)
+        outputs = self._loop.start(self._generate_async(prompts, [params] * len(prompts), priority))
+        while sum(self.utility("get_request_counts")) < len(prompts):
+            pass  # each round is a message to the core and back
+        self.call("resume_generation")
+        return outputs.result(60)
+
     def stream(
         self, prompt: Any, params: SamplingParams, abort_after: int | None = None, request_id: str | None = None
     ) -> list[RequestOutput]:

@@ -1,0 +1,97 @@
+"""Requests that callers prepare themselves, over each client: what is wrong with them is said at the caller, and the
+engine goes on."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from corespan import SamplingParams
+from corespan.protocol.requests import EngineCoreRequest
+
+GREEDY = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+
+
+def prepared(**fields: Any) -> EngineCoreRequest:
+    return EngineCoreRequest(
+        **{"request_id": "own", "prompt_token_ids": [5, 6, 7], "sampling_params": GREEDY, **fields}
+    )
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"prompt_token_ids": [10**6]},
+        {"prompt_token_ids": [-1]},
+        {"prompt_token_ids": ["a"]},
+        {"prompt_token_ids": None},
+        {"prompt_token_ids": []},
+        {"prompt_token_ids": [5] * 5000},
+        {"output_token_ids": [10**6]},
+        {"output_token_ids": [-1]},
+        {"output_token_ids": "abc"},
+        {"sampling_params": None},
+        {"sampling_params": {}},
+        {"sampling_params": SamplingParams(logprobs=10**6)},
+        {"sampling_params": SamplingParams(logit_bias={10**6: 1.0})},
+        {"priority": "high"},
+        {"arrival_time": "now"},
+        {"noise_seed": 2**70},
+        {"noise_seed": "a"},
+        {"request_id": 5},
+        {"cache_salt": 5},
+        {"prompt_embeds": np.zeros((3, 7), np.float32)},
+    ],
+)
+def test_a_malformed_prepared_request_is_refused_and_the_engine_goes_on(runner: Any, fields: dict[str, Any]) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        runner.stream(prepared(**fields), GREEDY, request_id="own")
+
+    assert runner.is_idle()
+    assert len(runner.generate("Once", GREEDY)[0].outputs[0].token_ids) == 4
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"type": "embeds", "prompt_embeds": np.array([[object()] * 64] * 3)},
+        {"type": "embeds", "prompt_embeds": np.zeros((3, 7), np.float32)},
+        {"type": "embeds", "prompt_embeds": np.full((3, 64), np.nan)},
+        {"type": "embeds"},
+        {"type": "token", "prompt_token_ids": [5], "cache_salt": 5},
+        {"type": "token", "prompt_token_ids": [5], "prompt": 5},
+        {"type": "token", "prompt_token_ids": [5], "arrival_time": "now"},
+        {"type": "token"},
+        {"type": "song", "prompt_token_ids": [5]},
+    ],
+)
+def test_a_malformed_rendered_prompt_is_refused_and_the_engine_goes_on(
+    embeds_runner: Any, fields: dict[str, Any]
+) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        embeds_runner.stream(fields, GREEDY)
+
+    assert embeds_runner.is_idle()
+    assert len(embeds_runner.generate("Once", GREEDY)[0].outputs[0].token_ids) == 4
+
+
+def test_a_core_handed_bad_tokens_fails_that_request_alone(make_llm: Any) -> None:
+    """Past the shell's checks, as a client of another make would."""
+    core = make_llm().llm_engine.engine_core
+    for fields in (
+        {"output_token_ids": [10**6]},
+        {"output_token_ids": [5] * 600},
+        {"prompt_embeds": np.array([[object()] * 64] * 3)},
+    ):
+        core.add_request(prepared(**fields))
+        (output,) = core.get_output().outputs
+        assert str(output.finish_reason) == "error"
+
+
+@pytest.fixture(scope="module")
+def embeds_runner(client_kind: str, tiny_llama_dir: str) -> Any:
+    from clients import SMALL_ENGINE, Runner
+
+    runner = Runner(client_kind, model=tiny_llama_dir, enable_prompt_embeds=True, **SMALL_ENGINE)
+    yield runner
+    runner.shutdown()
