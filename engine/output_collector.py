@@ -19,7 +19,7 @@ class RequestOutputCollector:
         self.request_id = request_id
         self._aggregate = output_kind == RequestOutputKind.DELTA
         self._slot: RequestOutput | Exception | None = None
-        self._ready = asyncio.Event()
+        self._waiter: asyncio.Future[None] | None = None  # of the one consumer
         self.input_task: asyncio.Task[None] | None = None  # sends the rest of a prompt that comes in pieces
         self.unanswered_pieces = asyncio.Semaphore(MAX_UNANSWERED_PIECES)  # taken by that task, released by answers
 
@@ -32,19 +32,20 @@ class RequestOutputCollector:
         """Never blocks. An exception takes the place of what was there, and nothing takes an exception's."""
         if self._slot is None or isinstance(output, Exception):
             self._slot = output
-            self._ready.set()
+            if self._waiter is not None and not self._waiter.done():
+                self._waiter.set_result(None)
         elif isinstance(self._slot, RequestOutput):
             self._slot.add(output, aggregate=self._aggregate)
 
     async def get(self) -> RequestOutput:
         """The next output, waiting for one. Raises the exception that was put."""
         while (output := self.get_nowait()) is None:
-            await self._ready.wait()
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
         return output
 
     def get_nowait(self) -> RequestOutput | None:
         output, self._slot = self._slot, None
-        self._ready.clear()
         if isinstance(output, Exception):
             raise output
         return output
