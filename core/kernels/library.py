@@ -254,6 +254,21 @@ def _load() -> ctypes.CDLL | None:
     except OSError as error:
         logger.warning("native kernels do not load, torch serves alone, slower: %s", error)
         return None
+    if not _is_of_this_version(library):
+        logger.warning("native kernels are of another version, torch serves alone, slower: install corespan again")
+        return None
     library.corespan_run.argtypes = [ctypes.c_int, Pointer, Int, ctypes.c_int]
     library.corespan_run.restype = None
     return library
+
+
+def _is_of_this_version(library: ctypes.CDLL) -> bool:
+    """Whether the library was built from structs of the same sizes; running one that was not would crash."""
+    if not hasattr(library, "corespan_args_size"):
+        return False
+    library.corespan_args_size.argtypes = [Int]
+    library.corespan_args_size.restype = Int
+    return all(
+        library.corespan_args_size(operation.kind) == ctypes.sizeof(operation)
+        for operation in Operation.__subclasses__()
+    )

@@ -31,6 +31,24 @@ extern "C" __attribute__((visibility("default"))) int corespan_isa_level() {
 #endif
 }
 
+// The size in bytes of the arguments of an operation of this kind, 0 for a kind that does not exist: Python compares it
+// with its own idea of the struct before it uses the library.
+extern "C" __attribute__((visibility("default"))) int64_t corespan_args_size(int64_t kind) {
+    switch (kind) {
+        case EMBED: return sizeof(EmbedArgs);
+        case RMS_NORM: return sizeof(RmsNormArgs);
+        case GEMM: return sizeof(GemmArgs);
+        case PACK: return sizeof(PackArgs);
+        case ROTARY: return sizeof(RotaryArgs);
+        case WRITE_KV: return sizeof(WriteKvArgs);
+        case ATTENTION: return sizeof(AttentionArgs);
+        case SILU_MUL_OP: return sizeof(SiluMulArgs);
+        case ARGMAX: return sizeof(ArgmaxArgs);
+        case QUANTIZE: return sizeof(QuantizeArgs);
+        default: return 0;
+    }
+}
+
 extern "C" __attribute__((visibility("default"))) void corespan_run(int level, const Op* ops, int64_t count, int threads) {
     switch (level) {
 #if defined(__x86_64__)
