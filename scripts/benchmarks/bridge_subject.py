@@ -62,7 +62,6 @@ class SyncSubject:
     def wire(self, count: int) -> Figures:
         """Bytes of the messages that a batch of `count` greedy requests needs, ids as `LLM` makes them."""
         from corespan.protocol.codec import MsgpackEncoder
-        from corespan.protocol.requests import EngineCoreRequest
 
         encoder = MsgpackEncoder()
         core = self.engine.engine_core
@@ -80,7 +79,6 @@ class SyncSubject:
             outputs = core.get_output()
             received += num_bytes(encoder.encode(outputs))
             remaining -= sum(len(output.new_token_ids) for output in outputs.outputs)
-        assert isinstance(request, EngineCoreRequest)
         return {"wire_in_per_token_bytes": received / tokens, "wire_out_per_request_bytes": sent / count}
 
 
