@@ -53,7 +53,8 @@ class PrefillStats(msgspec.Struct, array_like=True, gc=False):
 class EngineCoreOutput(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
     """What one step added to one request.
 
-    `stop_reason` is the stop token's id, or, with `FinishReason.ERROR`, what went wrong.
+    `stop_reason` is the stop token's id, or, with `FinishReason.ERROR`, what went wrong. `trace_headers` are the
+    request's own, on the output with which the scheduler ends it.
     """
 
     request_id: str
@@ -64,6 +65,7 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, omit_defaults=True, gc=F
     new_prompt_logprobs: LogprobsArrays | None = None
     events: list[EngineCoreEvent] | None = None
     prefill_stats: PrefillStats | None = None
+    trace_headers: dict[str, str] | None = None
 
     @property
     def finished(self) -> bool:

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from corespan import RequestOutput, SamplingParams, StructuredOutputsParams
+from corespan.protocol.outputs import EngineCoreOutput
+from corespan.protocol.requests import EngineCoreRequest
 
 PROMPTS = [
     "The capital of France is",
@@ -218,3 +220,23 @@ def test_truncated_prompts_keep_their_end(runner: Any) -> None:
 
     assert output.prompt_token_ids == ids[-10:]
     assert tokens([output]) == tokens(runner.generate({"prompt_token_ids": ids[-10:]}, greedy(4)))
+
+
+def test_trace_headers_come_back_from_the_core_with_the_end_of_their_request(
+    runner: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processor = (
+        runner.async_llm.output_processor if runner.kind == "async_mp" else runner.llm.llm_engine.output_processor
+    )
+    process_outputs = processor.process_outputs
+    seen: list[EngineCoreOutput] = []
+
+    def recorded(outputs: list[EngineCoreOutput], *rest: Any) -> Any:
+        seen.extend(outputs)
+        return process_outputs(outputs, *rest)
+
+    monkeypatch.setattr(processor, "process_outputs", recorded)
+    headers = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "tracestate": "a=b"}
+    runner.stream(EngineCoreRequest("traced", [5, 6, 7], greedy(4), trace_headers=headers), greedy(4))
+
+    assert [output.trace_headers for output in seen] == [None, None, None, headers]

@@ -59,6 +59,7 @@ class Request:
         "arrival_order",
         "noise_seed",
         "cache_salt",
+        "trace_headers",
         "prompt_embeds",
         "resumable",
         "pending_prompts",
@@ -96,6 +97,7 @@ class Request:
         self.arrival_order = 0  # given by the scheduler, unique
         self.noise_seed = request.noise_seed
         self.cache_salt = request.cache_salt
+        self.trace_headers = request.trace_headers
         self.prompt_embeds = request.prompt_embeds
         self.resumable = request.resumable
         self.pending_prompts: deque[Request] = deque()  # of a streamed prompt; a non-resumable one ends it
@@ -208,6 +210,7 @@ class Request:
         self.stop_reason = None
         self.structured_output_state = piece.structured_output_state
         self.arrival_time = piece.arrival_time
+        self.trace_headers = piece.trace_headers
         self._set_sampling_params(piece.sampling_params)
 
     def _set_sampling_params(self, params: SamplingParams) -> None:

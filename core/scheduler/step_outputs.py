@@ -15,11 +15,12 @@ class StepOutputs:
         self._by_client: dict[int, list[EngineCoreOutput]] = {}
 
     def add(self, request: Request, new_token_ids: list[int], logprobs: LogprobsArrays | None = None) -> None:
-        """What the step added to the request; its finish reason, events and prompt figures come along once."""
+        """What the step added to the request; what is said once (its end, events, prompt figures) comes along."""
         output = EngineCoreOutput(request.request_id, new_token_ids)
         if request.is_finished:
             output.finish_reason = request.finish_reason
             output.stop_reason = request.stop_reason
+            output.trace_headers = request.trace_headers
         output.new_logprobs = logprobs
         if new_token_ids and not request.prompt_logprobs_sent:
             if request.prompt_logprobs:

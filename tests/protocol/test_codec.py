@@ -47,6 +47,7 @@ def full_outputs():
                 stop_reason="END",
                 new_prompt_logprobs=logprobs(500),
                 prefill_stats=PrefillStats(9, 0),
+                trace_headers={"traceparent": "00"},
             ),
         ],
         scheduler_stats=SchedulerStats(num_running_reqs=2, kv_cache_usage=0.5),

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scheduling import greedy
+from scheduling import Harness, greedy
 
 from corespan.core.scheduler.request import Request
 from corespan.protocol.outputs import FinishReason
@@ -75,3 +75,15 @@ def test_prompt_embeddings_stand_in_for_token_ids() -> None:
     assert request.num_prompt_tokens == 5
     with pytest.raises(ValueError, match="2 token ids but embeddings for 5"):
         Request.from_engine_core_request(EngineCoreRequest("a", [1, 2], greedy(), prompt_embeds=embeds), None)
+
+
+def test_trace_headers_go_back_with_the_output_that_ends_a_request() -> None:
+    h = Harness()
+    headers = {"traceparent": "00-1"}
+    h.add("traced", [1, 2, 3], greedy(3), trace_headers=headers)
+    h.add("plain", [1, 2, 3], greedy(2))
+    h.add("too_large", [1] * 400, greedy(200), trace_headers=headers, output_token_ids=[5] * 112)
+    h.run()
+    assert [output.trace_headers for output in h.outputs["traced"]] == [None, None, headers]
+    assert [output.trace_headers for output in h.outputs["plain"]] == [None, None]
+    assert [output.trace_headers for output in h.outputs["too_large"]] == [headers]
