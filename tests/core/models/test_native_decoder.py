@@ -1,0 +1,87 @@
+"""The recorded native decoder in bfloat16: as near to float32 as the plain one, and the same bits in any company."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from step_driver import StepDriver, make_vllm_config
+from tiny_models import build_tiny_model
+
+from corespan.core.models.decoder import Decoder
+from corespan.core.models.native_decoder import NativeDecoder
+from corespan.core.worker.worker import Worker
+from corespan.protocol.params import SamplingParams
+
+PROMPT_LENGTHS = (2, 15, 16, 33, 47, 70)
+WHOLE = 10**9
+VARIANTS = (
+    "llama_tied_with_biases_and_llama3_rope",
+    "llama_linear_rope_no_grouping",
+    "mistral_with_window",
+    "qwen3_with_biases_and_layer_types",
+)
+
+
+@pytest.fixture(scope="module", params=VARIANTS)
+def model_dir(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp(request.param)
+    build_tiny_model(folder, request.param)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def prompts(model_dir: Path) -> list[list[int]]:
+    rng = np.random.default_rng(5)
+    return [rng.integers(0, 320, length).tolist() for length in PROMPT_LENGTHS]
+
+
+def make_worker(model_dir: Path, dtype: str) -> Worker:
+    return Worker(make_vllm_config(str(model_dir), json.loads((model_dir / "config.json").read_text()), dtype=dtype))
+
+
+@pytest.fixture(scope="module")
+def native(model_dir: Path) -> Worker:
+    worker = make_worker(model_dir, "bfloat16")
+    if not isinstance(worker.model_runner.model, NativeDecoder):
+        pytest.skip("no native kernels for bfloat16")
+    return worker
+
+
+def prompt_logprobs(worker: Worker, prompts: list[list[int]], chunk: int = WHOLE) -> list[np.ndarray]:
+    """Each prompt's log-probabilities behind its first token, [length - 1] float32; all prompts in one batch."""
+    driver = StepDriver(worker)
+    for index, prompt in enumerate(prompts):
+        driver.add(str(index), prompt, SamplingParams(temperature=0, max_tokens=4, prompt_logprobs=0))
+    driver.run(4, chunk=chunk)
+    logprobs = [np.concatenate([part.logprobs[:, 0] for part in r.prompt_logprobs]) for r in driver.requests.values()]
+    for req_id in list(driver.requests):
+        driver.remove(req_id)
+    driver.flush()
+    return logprobs
+
+
+def test_native_bfloat16_is_as_near_to_float32_as_torch(
+    native: Worker, model_dir: Path, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = np.concatenate(prompt_logprobs(native, prompts))
+    monkeypatch.setenv("CORESPAN_CPU_ISA", "none")
+    plain, exact = make_worker(model_dir, "bfloat16"), make_worker(model_dir, "float32")
+    assert type(plain.model_runner.model) is Decoder
+    truth = np.concatenate(prompt_logprobs(exact, prompts))
+    torch_error = np.abs(np.concatenate(prompt_logprobs(plain, prompts)) - truth)
+    error = np.abs(found - truth)
+    assert error.mean() < 1.25 * torch_error.mean()
+    assert np.quantile(error, 0.95) < 1.5 * np.quantile(torch_error, 0.95)
+
+
+@pytest.mark.parametrize("chunk", [1, 7])
+def test_native_logits_are_the_same_bits_in_chunks(native: Worker, prompts: list[list[int]], chunk: int) -> None:
+    whole, chunked = prompt_logprobs(native, prompts), prompt_logprobs(native, prompts, chunk)
+    for expected, found in zip(whole, chunked, strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_native_logits_are_the_same_bits_alone(native: Worker, prompts: list[list[int]]) -> None:
+    for expected, prompt in zip(prompt_logprobs(native, prompts), prompts, strict=True):
+        np.testing.assert_array_equal(prompt_logprobs(native, [prompt])[0], expected)
