@@ -22,6 +22,7 @@ _EXPORTS = {
     "BeamSearchParams": ".protocol.params",
     "RequestOutputKind": ".protocol.params",
     "StructuredOutputsParams": ".protocol.params",
+    "RepetitionDetectionParams": ".protocol.repetition",
     "EngineDeadError": ".protocol.errors",
     "EngineGenerateError": ".protocol.errors",
     "VLLMValidationError": ".protocol.errors",
@@ -60,3 +61,4 @@ if TYPE_CHECKING:
     from .protocol.params import RequestOutputKind as RequestOutputKind
     from .protocol.params import SamplingParams as SamplingParams
     from .protocol.params import StructuredOutputsParams as StructuredOutputsParams
+    from .protocol.repetition import RepetitionDetectionParams as RepetitionDetectionParams

@@ -13,6 +13,7 @@ class FinishReason(enum.IntEnum):
     LENGTH = 1
     ABORT = 2
     ERROR = 3
+    REPETITION = 4
 
     def __str__(self) -> str:
         return self.name.lower()
@@ -53,8 +54,8 @@ class PrefillStats(msgspec.Struct, array_like=True, gc=False):
 class EngineCoreOutput(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
     """What one step added to one request.
 
-    `stop_reason` is the stop token's id, or, with `FinishReason.ERROR`, what went wrong. `trace_headers` are the
-    request's own, on the output with which the scheduler ends it.
+    `stop_reason` is the stop token's id, or what went wrong (`FinishReason.ERROR`), or "repetition_detected"
+    (`FinishReason.REPETITION`). `trace_headers` are the request's own, on the output with which the scheduler ends it.
     """
 
     request_id: str

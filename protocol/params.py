@@ -31,6 +31,7 @@ from .param_checks import (
     text_list,
     token_id_list,
 )
+from .repetition import RepetitionDetectionParams
 
 GREEDY_TEMPERATURE = 1e-5
 """Below this temperature the most likely token is taken outright; from here on the sampler draws."""
@@ -143,6 +144,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, repr_omit_defaults=True
     bad_words: list[str] | None = None
     _bad_words_token_ids: list[list[int]] | None = None
     skip_reading_prefix_cache: bool | None = None
+    repetition_detection: RepetitionDetectionParams | None = None
     truncate_prompt_tokens: int | None = None
 
     def __post_init__(self) -> None:
@@ -232,6 +234,8 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, repr_omit_defaults=True
                 reject("output_kind", self.output_kind, legal)
         if self.structured_outputs is not None and not isinstance(self.structured_outputs, StructuredOutputsParams):
             reject("structured_outputs", self.structured_outputs, "a StructuredOutputsParams")
+        if not isinstance(self.repetition_detection, RepetitionDetectionParams | None):
+            reject("repetition_detection", self.repetition_detection, "a RepetitionDetectionParams")
         if self.extra_args is not None and not is_plain_dict(self.extra_args):
             reject("extra_args", self.extra_args, "None or a dict from strings to plain data")
         if self.skip_reading_prefix_cache is not None:

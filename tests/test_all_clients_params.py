@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from corespan import RequestOutput, SamplingParams, StructuredOutputsParams
+from corespan import RepetitionDetectionParams, RequestOutput, SamplingParams, StructuredOutputsParams
 from corespan.protocol.outputs import EngineCoreOutput
 from corespan.protocol.requests import EngineCoreRequest
 
@@ -240,3 +240,21 @@ def test_trace_headers_come_back_from_the_core_with_the_end_of_their_request(
     runner.stream(EngineCoreRequest("traced", [5, 6, 7], greedy(4), trace_headers=headers), greedy(4))
 
     assert [output.trace_headers for output in seen] == [None, None, None, headers]
+
+
+def test_a_request_that_repeats_itself_is_ended_and_counted_and_the_others_go_on(make_runner: Any) -> None:
+    engine = make_runner(disable_log_stats=False)
+    only_60 = {"logit_bias": {60: 100.0}}
+    detections = [RepetitionDetectionParams(2, 1, 5), RepetitionDetectionParams(9, 3, 4), None]
+    all_params = [greedy(20, **only_60, repetition_detection=detection) for detection in detections]
+
+    ends = [output.outputs[0] for output in engine.generate([PROMPTS[0]] * 3, all_params)]
+
+    assert [(len(end.token_ids), end.finish_reason, end.stop_reason) for end in ends] == [
+        (5, "repetition", "repetition_detected"),
+        (12, "repetition", "repetition_detected"),
+        (20, "length", None),
+    ]
+    metrics = [metric for metric in engine.call("get_metrics") if metric.name == "vllm:request_success"]
+    counts = {metric.labels["finished_reason"]: metric.value for metric in metrics}
+    assert counts == {"stop": 0, "length": 1, "abort": 0, "error": 0, "repetition": 2}

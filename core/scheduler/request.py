@@ -13,6 +13,7 @@ import numpy as np
 
 from ...protocol.outputs import EngineCoreEvent, EventType, FinishReason, LogprobsArrays, PrefillStats
 from ...protocol.params import SamplingParams
+from ...protocol.repetition import RepetitionDetectionParams
 from ...protocol.requests import EngineCoreRequest
 from ..kv_cache.block_hash import BlockHasher
 from ..kv_cache.block_pool import KVCacheBlock
@@ -30,6 +31,7 @@ class RequestStatus(enum.IntEnum):
     FINISHED_LENGTH_CAPPED = 6
     FINISHED_ABORTED = 7
     FINISHED_ERROR = 8
+    FINISHED_REPETITION = 9
 
     @property
     def is_finished(self) -> bool:
@@ -41,6 +43,7 @@ FINISH_REASONS = {
     RequestStatus.FINISHED_LENGTH_CAPPED: FinishReason.LENGTH,
     RequestStatus.FINISHED_ABORTED: FinishReason.ABORT,
     RequestStatus.FINISHED_ERROR: FinishReason.ERROR,
+    RequestStatus.FINISHED_REPETITION: FinishReason.REPETITION,
 }
 
 
@@ -87,6 +90,7 @@ class Request:
         "_stop_token_ids",
         "_min_num_tokens",
         "_max_num_tokens",
+        "_repetition",
     )
 
     def __init__(self, request: EngineCoreRequest, block_hasher: BlockHasher | None = None) -> None:
@@ -171,7 +175,8 @@ class Request:
     def append_output_token(self, token_id: int) -> bool:
         """Add a sampled token; True when it is the last one, and then `status` and `stop_reason` say why.
 
-        An end token counts as such even where the length would end the request too.
+        An end token counts as such even where the length would end the request too, and the length before a
+        repetition.
         """
         self.token_ids.append(token_id)
         num_tokens = len(self.token_ids)
@@ -184,6 +189,9 @@ class Request:
             self.stop_reason = token_id
         elif num_tokens >= self._max_num_tokens:
             self.status = RequestStatus.FINISHED_LENGTH_CAPPED
+        elif self._repetition is not None and self._ends_in_repetition(self._repetition):
+            self.status = RequestStatus.FINISHED_REPETITION
+            self.stop_reason = "repetition_detected"
         else:
             return False
         return True
@@ -213,6 +221,16 @@ class Request:
         self.trace_headers = piece.trace_headers
         self._set_sampling_params(piece.sampling_params)
 
+    def _ends_in_repetition(self, params: RepetitionDetectionParams) -> bool:
+        """Whether the output's last tokens are one pattern, as often and of such a size as `params` say."""
+        token_ids, count = self.token_ids, params.min_count
+        last = token_ids[-1]
+        largest = min(params.max_pattern_size, self.num_output_tokens // count)
+        for size in range(max(params.min_pattern_size, 1), largest + 1):
+            if token_ids[-1 - size] == last and token_ids[-size * (count - 1) :] == token_ids[-size * count : -size]:
+                return True
+        return False
+
     def _set_sampling_params(self, params: SamplingParams) -> None:
         self.sampling_params = params
         self.num_logprobs = params.num_logprobs
@@ -224,6 +242,8 @@ class Request:
         if params.max_tokens is not None:
             limit = min(limit, self.num_prompt_tokens + params.max_tokens)
         self._max_num_tokens = limit
+        repetition = params.repetition_detection
+        self._repetition = repetition if repetition is not None and repetition.enabled else None
         self._min_num_tokens = min(self.num_prompt_tokens + params.min_tokens, limit)
 
 

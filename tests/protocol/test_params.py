@@ -17,6 +17,7 @@ from corespan.protocol.params import (
     SamplingType,
     StructuredOutputsParams,
 )
+from corespan.protocol.repetition import RepetitionDetectionParams
 
 VOCAB = 1000
 
@@ -60,6 +61,7 @@ def test_defaults_are_those_users_know() -> None:
         "extra_args": None,
         "bad_words": [],
         "skip_reading_prefix_cache": False,
+        "repetition_detection": None,
         "truncate_prompt_tokens": None,
         "eos_token_id": None,
         "all_stop_token_ids": set(),
@@ -121,6 +123,7 @@ WRONG_VALUES: dict[str, list[Any]] = {
     "extra_args": [[1], "x", {"f": object()}, {"s": "\ud800"}, {"big": 2**70}],
     "bad_words": NOT_TEXTS,
     "skip_reading_prefix_cache": [0, 1, "yes"],
+    "repetition_detection": [{"max_pattern_size": 1}, 5, True],
     "truncate_prompt_tokens": [0, -2, *NOT_INTEGERS],
 }
 
@@ -166,6 +169,7 @@ RIGHT_VALUES: dict[str, list[Any]] = {
     "allowed_token_ids": [None, [9, 3]],
     "extra_args": [None, {}, {"a": {"b": [1, "x", None]}}],
     "bad_words": [None, [], ["a"], "word"],
+    "repetition_detection": [None, RepetitionDetectionParams(), RepetitionDetectionParams(8, 2, np.int64(3))],
     "truncate_prompt_tokens": [None, -1, 1],
 }
 
@@ -250,6 +254,7 @@ def full_params() -> SamplingParams:
         bad_words=["b"],
         extra_args={"k": [1]},
         structured_outputs=StructuredOutputsParams(json={"type": "object"}),
+        repetition_detection=RepetitionDetectionParams(8, 2, 3),
         output_kind=RequestOutputKind.DELTA,
     )
     params.update_from_generation_config({"eos_token_id": [2, 7]}, 2)
@@ -446,6 +451,27 @@ def test_bad_words_that_cannot_be_banned_are_refused() -> None:
 def test_wrong_constraints_are_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(VLLMValidationError, match="structured_outputs"):
         StructuredOutputsParams(**fields)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "name"),
+    [
+        ((-1, 0, 0), "max_pattern_size"),
+        ((4, -1, 2), "min_pattern_size"),
+        ((4, 5, 2), "min_pattern_size"),
+        ((0, 1, 2), "min_pattern_size"),
+        ((4, 1, 1), "min_count"),
+        ((4, 1, 0), "min_count"),
+        ((0, 0, -1), "min_count"),
+        ((4.0, 1, 2), "max_pattern_size"),
+        ((True, 1, 2), "max_pattern_size"),
+        ((4, None, 2), "min_pattern_size"),
+        ((4, 1, "2"), "min_count"),
+    ],
+)
+def test_wrong_repetition_patterns_are_refused(sizes: tuple[Any, Any, Any], name: str) -> None:
+    with pytest.raises(VLLMValidationError, match=rf"^repetition_detection\.{name} must be"):
+        RepetitionDetectionParams(*sizes)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from scheduling import Harness, greedy
 from corespan.core.scheduler.request import Request
 from corespan.protocol.outputs import FinishReason
 from corespan.protocol.params import SamplingParams
+from corespan.protocol.repetition import RepetitionDetectionParams
 from corespan.protocol.requests import EngineCoreRequest
 
 EOS = 9
@@ -61,6 +62,59 @@ def test_nothing_stops_before_min_tokens() -> None:
     request = make_request(max_tokens=6, min_tokens=3, stop_token_ids=[8])
     assert feed(request, EOS, 8, EOS) == (3, FinishReason.STOP, None)
     assert feed(make_request(max_tokens=4, min_tokens=4), EOS, EOS, EOS, 5) == (4, FinishReason.LENGTH, None)
+
+
+REPEATED = (FinishReason.REPETITION, "repetition_detected")
+
+
+@pytest.mark.parametrize(
+    ("largest", "smallest", "count", "output", "taken"),
+    [
+        (1, 0, 3, [5, 6, 6, 5, 5, 5, 5], 6),
+        (2, 1, 2, [5, 6, 5, 7, 5, 7, 8], 6),
+        (3, 3, 2, [6, 6, 6, 6, 6, 6, 6], 6),
+        (3, 2, 3, [4, 1, 5, 7, 1, 5, 7, 1, 5, 7, 1], 10),
+        (50, 1, 2, [4, 1, 5, 7, 6, 1, 5, 7, 6, 1], 9),
+    ],
+)
+def test_a_pattern_that_comes_often_enough_ends_the_request(
+    largest: int, smallest: int, count: int, output: list[int], taken: int
+) -> None:
+    request = make_request(max_tokens=50, repetition_detection=RepetitionDetectionParams(largest, smallest, count))
+    assert feed(request, *output) == (taken, *REPEATED)
+    assert request.output_token_ids == output[:taken]
+
+
+@pytest.mark.parametrize(
+    ("detection", "output"),
+    [
+        (RepetitionDetectionParams(2, 1, 3), [6, 6, 5, 6, 5, 7, 6, 6]),
+        (RepetitionDetectionParams(2, 2, 2), [6, 6, 6, 5, 6, 6, 5]),
+        (RepetitionDetectionParams(3, 3, 2), [1, 2, 3, 3, 1, 2]),
+        (RepetitionDetectionParams(2, 1, 4), [3, 3, 3]),
+        (RepetitionDetectionParams(0, 0, 0), [6] * 30),
+        (RepetitionDetectionParams(), [6] * 30),
+        (None, [6] * 30),
+    ],
+)
+def test_what_is_no_such_pattern_goes_on(detection: RepetitionDetectionParams | None, output: list[int]) -> None:
+    request = make_request(max_tokens=50, repetition_detection=detection)
+    assert feed(request, *output) == (len(output), None, None)
+
+
+def test_the_prompt_is_no_part_of_a_repetition_and_what_an_earlier_core_sampled_is() -> None:
+    detection = RepetitionDetectionParams(1, 1, 3)
+    assert feed(make_request(repetition_detection=detection), 3, 3, 4) == (3, None, None)
+    request = make_request(repetition_detection=detection, output_token_ids=[4, 4])
+    assert feed(request, 4) == (1, *REPEATED)
+
+
+def test_a_repetition_is_looked_for_last_and_never_before_min_tokens() -> None:
+    detection = RepetitionDetectionParams(1, 1, 2)
+    stopping = make_request(stop_token_ids=[8], min_tokens=2, repetition_detection=detection)
+    assert feed(stopping, 8, 8) == (2, FinishReason.STOP, 8)
+    assert feed(make_request(max_tokens=2, repetition_detection=detection), 5, 5)[1] is FinishReason.LENGTH
+    assert feed(make_request(min_tokens=4, repetition_detection=detection), 5, 5, 5, 5) == (4, *REPEATED)
 
 
 def test_tokens_of_an_earlier_core_count_toward_both_limits() -> None:
