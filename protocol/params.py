@@ -75,8 +75,11 @@ class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, repr_omit_defa
     disable_any_whitespace: bool = False
     disable_additional_properties: bool = False
     whitespace_pattern: str | None = None
+    structural_tag: str | None = None  # refused: there are no structural tags
 
     def __post_init__(self) -> None:
+        if self.structural_tag is not None:
+            reject("structured_outputs.structural_tag", self.structural_tag, "None: structural tags are not supported")
         given = [kind for kind in _CONSTRAINTS if getattr(self, kind) is not None]
         if len(given) != 1:
             reject("structured_outputs", given, f"exactly one of {', '.join(_CONSTRAINTS)}")
@@ -108,6 +111,8 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, repr_omit_defaults=True
     A `temperature` below 1e-5 means greedy, and then `top_p`, `top_k` and `min_p` are set to their neutral values;
     any other temperature is used exactly as given. `logprobs` and `prompt_logprobs` of -1 mean the whole vocabulary.
     `truncate_prompt_tokens` keeps the last k tokens of the prompt, -1: as many as the model can take.
+    `thinking_token_budget` is refused by `verify`, for no engine has a reasoning parser. `routed_experts_prompt_start`
+    is about the routes of mixture-of-experts models: dense ones have none, and it changes nothing.
     """
 
     n: int = 1
@@ -141,9 +146,11 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, repr_omit_defaults=True
     logit_bias: dict[int, float] | None = None
     allowed_token_ids: list[int] | None = None
     extra_args: dict[str, Any] | None = None
+    routed_experts_prompt_start: int = 0
     bad_words: list[str] | None = None
     _bad_words_token_ids: list[list[int]] | None = None
     skip_reading_prefix_cache: bool | None = None
+    thinking_token_budget: int | None = None
     repetition_detection: RepetitionDetectionParams | None = None
     truncate_prompt_tokens: int | None = None
 
@@ -195,6 +202,12 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, repr_omit_defaults=True
             self.truncate_prompt_tokens = int_at_least("truncate_prompt_tokens", self.truncate_prompt_tokens, -1, legal)
             if self.truncate_prompt_tokens == 0:
                 reject("truncate_prompt_tokens", 0, legal)
+        if self.thinking_token_budget is not None:
+            legal = "None, -1 (none either) or an integer of at least 0"
+            budget = int_at_least("thinking_token_budget", self.thinking_token_budget, -1, legal)
+            self.thinking_token_budget = None if budget == -1 else budget
+        start = int_at_least("routed_experts_prompt_start", self.routed_experts_prompt_start, 0)
+        self.routed_experts_prompt_start = start
 
     def _check_logprobs(self) -> None:
         self.logprobs = logprob_count("logprobs", self.logprobs)
@@ -322,6 +335,9 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, repr_omit_defaults=True
 
         Raises VLLMValidationError, a ValueError.
         """
+        if self.thinking_token_budget is not None:
+            legal = "None: the engine has no reasoning parser, which would tell thinking from answering"
+            reject("thinking_token_budget", self.thinking_token_budget, legal)
         vocab_size = model_config.vocab_size
         for name in ("logprobs", "prompt_logprobs"):
             check_logprob_limit(name, getattr(self, name), model_config.max_logprobs, vocab_size)

@@ -33,6 +33,7 @@ def prepared(**fields: Any) -> EngineCoreRequest:
         {"sampling_params": None},
         {"sampling_params": {}},
         {"sampling_params": SamplingParams(logprobs=10**6)},
+        {"sampling_params": SamplingParams(thinking_token_budget=5)},
         {"sampling_params": SamplingParams(logit_bias={10**6: 1.0})},
         {"priority": "high"},
         {"arrival_time": "now"},

@@ -61,6 +61,8 @@ def test_defaults_are_those_users_know() -> None:
         "extra_args": None,
         "bad_words": [],
         "skip_reading_prefix_cache": False,
+        "routed_experts_prompt_start": 0,
+        "thinking_token_budget": None,
         "repetition_detection": None,
         "truncate_prompt_tokens": None,
         "eos_token_id": None,
@@ -123,6 +125,8 @@ WRONG_VALUES: dict[str, list[Any]] = {
     "extra_args": [[1], "x", {"f": object()}, {"s": "\ud800"}, {"big": 2**70}],
     "bad_words": NOT_TEXTS,
     "skip_reading_prefix_cache": [0, 1, "yes"],
+    "routed_experts_prompt_start": [-1, None, *NOT_INTEGERS],
+    "thinking_token_budget": [-2, *NOT_INTEGERS],
     "repetition_detection": [{"max_pattern_size": 1}, 5, True],
     "truncate_prompt_tokens": [0, -2, *NOT_INTEGERS],
 }
@@ -169,6 +173,8 @@ RIGHT_VALUES: dict[str, list[Any]] = {
     "allowed_token_ids": [None, [9, 3]],
     "extra_args": [None, {}, {"a": {"b": [1, "x", None]}}],
     "bad_words": [None, [], ["a"], "word"],
+    "routed_experts_prompt_start": [0, 7, np.int64(3)],
+    "thinking_token_budget": [None, -1, 0, np.int64(100)],
     "repetition_detection": [None, RepetitionDetectionParams(), RepetitionDetectionParams(8, 2, np.int64(3))],
     "truncate_prompt_tokens": [None, -1, 1],
 }
@@ -374,6 +380,14 @@ def test_logprob_counts_are_held_to_max_logprobs_and_the_vocabulary(
             params.verify(config)
 
 
+def test_a_thinking_budget_needs_a_reasoning_parser_and_there_is_none() -> None:
+    assert SamplingParams(thinking_token_budget=-1).thinking_token_budget is None
+    SamplingParams(thinking_token_budget=-1).verify(model_config())
+    for budget in (0, 100):
+        with pytest.raises(VLLMValidationError, match=f"thinking_token_budget must be None.*parser.*got {budget}"):
+            SamplingParams(thinking_token_budget=budget).verify(model_config())
+
+
 def test_further_end_tokens_of_the_model_become_stop_tokens() -> None:
     params = SamplingParams(stop_token_ids=[9])
     params.update_from_generation_config({"eos_token_id": [2, 8, 7]}, 2)
@@ -442,6 +456,8 @@ def test_bad_words_that_cannot_be_banned_are_refused() -> None:
         {"grammar": ["x"]},
         {"json_object": False},
         {"json_object": 1},
+        {"structural_tag": "{}"},
+        {"json": {}, "structural_tag": "{}"},
         {"json": {}, "disable_any_whitespace": 1},
         {"json": {}, "disable_additional_properties": None},
         {"json": {}, "whitespace_pattern": 4},
@@ -451,6 +467,11 @@ def test_bad_words_that_cannot_be_banned_are_refused() -> None:
 def test_wrong_constraints_are_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(VLLMValidationError, match="structured_outputs"):
         StructuredOutputsParams(**fields)
+
+
+def test_structural_tags_are_refused_by_their_name() -> None:
+    with pytest.raises(VLLMValidationError, match="structured_outputs.structural_tag must be None: .* not supported"):
+        StructuredOutputsParams(structural_tag='{"type": "structural_tag"}')
 
 
 @pytest.mark.parametrize(
