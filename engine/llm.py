@@ -90,7 +90,6 @@ class LLM(EngineControls):
 
         Raises ValueError where neither the model nor the call has a template, or the template refuses the messages.
         """
-        conversations = to_conversation_list(messages)
         chat_params = ChatParams(
             chat_template=chat_template,
             chat_template_content_format=chat_template_content_format,
@@ -99,8 +98,7 @@ class LLM(EngineControls):
             tools=tools,
             chat_template_kwargs=chat_template_kwargs or {},
         )
-        prompts = self._render_chats(conversations, chat_params, tokenization_kwargs)
-        request_ids, _ = self._add_batch(prompts, len(conversations), sampling_params, None, None, use_tqdm)
+        request_ids, _ = self._add_chats(messages, chat_params, sampling_params, None, tokenization_kwargs, use_tqdm)
         return self._complete(request_ids, use_tqdm)
 
     def enqueue(
@@ -115,6 +113,35 @@ class LLM(EngineControls):
         batch = to_prompt_list(prompts)
         request_ids, internal_ids = self._add_batch(
             batch, len(batch), sampling_params, priority, tokenization_kwargs, use_tqdm
+        )
+        self._enqueued |= dict.fromkeys(request_ids)
+        return internal_ids
+
+    def enqueue_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: UseTqdm = True,
+        priority: Sequence[int] | None = None,
+        chat_template: str | None = None,
+        chat_template_content_format: Literal["auto", "string", "openai"] = "auto",
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: list[dict[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[str]:
+        """`enqueue` for conversations, given and put into text as for `chat`; returns their internal request ids."""
+        chat_params = ChatParams(
+            chat_template=chat_template,
+            chat_template_content_format=chat_template_content_format,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            chat_template_kwargs=chat_template_kwargs or {},
+        )
+        request_ids, internal_ids = self._add_chats(
+            messages, chat_params, sampling_params, priority, tokenization_kwargs, use_tqdm
         )
         self._enqueued |= dict.fromkeys(request_ids)
         return internal_ids
@@ -165,6 +192,20 @@ class LLM(EngineControls):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.shutdown()
+
+    def _add_chats(
+        self,
+        messages: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
+        chat_params: ChatParams,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        priority: Sequence[int] | None,
+        tokenization_kwargs: Mapping[str, Any] | None,
+        use_tqdm: UseTqdm,
+    ) -> tuple[list[str], list[str]]:
+        """`_add_batch` for one conversation or several."""
+        conversations = to_conversation_list(messages)
+        prompts = self._render_chats(conversations, chat_params, tokenization_kwargs)
+        return self._add_batch(prompts, len(conversations), sampling_params, priority, None, use_tqdm)
 
     def _render_chats(
         self,

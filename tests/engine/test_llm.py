@@ -155,6 +155,37 @@ def test_chat_is_the_template_and_generate(llm: LLM) -> None:
     assert output.outputs[0].token_ids == expected[0].outputs[0].token_ids
 
 
+def test_enqueued_chats_are_answered_as_chats_are_beside_enqueued_prompts(llm: LLM) -> None:
+    chats = [[{"role": "user", "content": text}] for text in PROMPTS[:2]]
+    options: dict[str, Any] = {"use_tqdm": False, "chat_template": "{{ messages[0]['content'] }}!"}
+    expected = llm.chat(chats, greedy(), **options)
+
+    ids = llm.enqueue_chat(chats, [greedy(), greedy(3)], priority=[1, 0], **options)
+    ids += llm.enqueue(PROMPTS[2], greedy(2), use_tqdm=False)
+    ids += llm.enqueue_chat(chats[0], greedy(), use_tqdm=False)
+    *outputs, with_own_template = llm.wait_for_completion(use_tqdm=False)
+
+    assert len(set(ids)) == 4
+    assert [output.prompt for output in outputs] == [PROMPTS[0] + "!", PROMPTS[1] + "!", PROMPTS[2]]
+    assert [output.prompt_token_ids for output in outputs[:2]] == [output.prompt_token_ids for output in expected]
+    first, second = (output.outputs[0].token_ids for output in expected)
+    assert [output.outputs[0].token_ids for output in outputs[:2]] == [first, second[:3]]
+    (own,) = llm.chat(chats[0], greedy(), use_tqdm=False)
+    assert with_own_template.outputs[0].token_ids == own.outputs[0].token_ids
+
+
+def test_of_wrongly_enqueued_chats_nothing_stays_queued(llm: LLM) -> None:
+    chats = [[{"role": "user", "content": text}] for text in ("one", "far too long " * 500)]
+
+    with pytest.raises(ValueError, match="max_model_len|at most"):
+        llm.enqueue_chat(chats, greedy(), use_tqdm=False)
+    with pytest.raises(ValueError, match="priority has 1 entries for 2 prompts"):
+        llm.enqueue_chat(chats, greedy(), use_tqdm=False, priority=[1])
+
+    assert llm.wait_for_completion(use_tqdm=False) == []
+    assert not llm.llm_engine.has_unfinished_requests()
+
+
 def test_chats_without_a_template_say_what_to_pass(make_llm: Any, tmp_path: Any, tiny_llama_dir: str) -> None:
     import shutil
 
