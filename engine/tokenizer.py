@@ -12,6 +12,9 @@ from typing import Any, Literal, overload
 
 import tokenizers
 from tokenizers import AddedToken
+from tokenizers.models import BPE
+from tokenizers.normalizers import NFC
+from tokenizers.pre_tokenizers import ByteLevel
 
 from ..protocol.config import ModelConfig
 from .chat_template import render_chat_template
@@ -142,6 +145,16 @@ class Tokenizer:
     def max_token_id(self) -> int:
         return max(self.get_vocab().values(), default=-1)
 
+    @functools.cached_property
+    def max_chars_per_token(self) -> int | None:
+        """No token stands for more characters of text than this. None where none can be named: a tokenizer that may
+        drop text, or fold any length of it into one token."""
+        backend = self.backend
+        if backend is None or not _keeps_every_byte(backend):
+            return None
+        composed = 4 if isinstance(backend.normalizer, NFC) else 1  # characters that NFC makes one of, at most
+        return composed * max(map(len, self.get_vocab()))
+
     @overload
     def apply_chat_template(
         self,
@@ -271,6 +284,24 @@ class TransformersTokenizer(Tokenizer):
 
     def _special_ids(self) -> frozenset[int]:
         return frozenset(self.inner.all_special_ids)
+
+
+def _keeps_every_byte(backend: "tokenizers.Tokenizer") -> bool:
+    """Whether each byte of a text, once NFC has composed it, is in the spelling of a token: whole byte-level BPE."""
+    if not isinstance(backend.model, BPE) or not isinstance(backend.normalizer, (NFC, type(None))):
+        return False
+    if any(token.lstrip or token.rstrip for token in backend.get_added_tokens_decoder().values()):
+        return False
+    if any(backend.token_to_id(byte) is None for byte in ByteLevel.alphabet()) or backend.pre_tokenizer is None:
+        return False
+    state = json.loads(backend.pre_tokenizer.__getstate__())
+    steps = state["pretokenizers"] if state["type"] == "Sequence" else [state]
+    kinds = {step["type"] for step in steps}
+    return (
+        "ByteLevel" in kinds
+        and kinds <= {"ByteLevel", "Split", "Digits"}
+        and all(step.get("behavior") != "Removed" for step in steps)
+    )
 
 
 def check_encodable(text: str) -> None:

@@ -299,6 +299,19 @@ def test_an_empty_text_is_the_begin_token_alone(runner: Any) -> None:
     assert len(output.outputs[0].token_ids) == 3
 
 
+def test_prompt_embeds_give_what_their_tokens_give(make_runner: Any, runner: Any, reference: Any) -> None:
+    import torch
+
+    prompts = [[0, *token_ids(length)] for length in (4, 39)]
+    expected = tokens(runner.generate(prompts, greedy()))
+    embed = reference.model.get_input_embeddings()
+    embeds = [{"prompt_embeds": embed(torch.tensor(ids)).detach()} for ids in prompts]
+
+    outputs = make_runner(enable_prompt_embeds=True).generate([*embeds, *prompts], greedy())
+
+    assert tokens(outputs) == [*expected, *expected]
+
+
 def test_two_live_requests_may_share_the_callers_id(runner: Any) -> None:
     alone = runner.generate(PROMPTS[:2], greedy(30))
 

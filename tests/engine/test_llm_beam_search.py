@@ -105,3 +105,17 @@ def test_a_beam_width_past_the_logprobs_limit_is_refused(llm: LLM) -> None:
 def _without_padding(tokens: list[int], like: list[int]) -> list[int]:
     """transformers pads shorter sequences with the end token."""
     return tokens[: len(like)] if set(tokens[len(like) :]) <= {1} else tokens
+
+
+def test_beams_are_the_same_over_the_core_process(llm: LLM, make_llm: Any) -> None:
+    params = BeamSearchParams(4, max_tokens=12, length_penalty=0.5)
+    expected = llm.beam_search(PROMPTS, params)
+
+    outputs = make_llm(multiprocess=True).beam_search(PROMPTS, params)
+
+    for output, wanted in zip(outputs, expected, strict=True):
+        assert [beam.tokens for beam in output.sequences] == [beam.tokens for beam in wanted.sequences]
+        assert [beam.text for beam in output.sequences] == [beam.text for beam in wanted.sequences]
+        assert [beam.cum_logprob for beam in output.sequences] == pytest.approx(
+            [beam.cum_logprob for beam in wanted.sequences], abs=1e-4
+        )
