@@ -84,7 +84,7 @@ def sampling_params(fields: dict[str, Any]) -> SamplingParams:
     return SamplingParams(**fields)
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(requests=st.lists(st.tuples(PROMPTS, FIELDS), min_size=1, max_size=12))
 def test_requests_of_random_parts_run_or_are_refused_and_harm_no_neighbour(
     runner: Any, requests: list[tuple[Any, dict[str, Any]]]

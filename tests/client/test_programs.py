@@ -156,21 +156,44 @@ def test_dropping_a_client_ends_its_core(environment):
     assert run(environment, "-c", code) == "[]\n"
 
 
-@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_the_core_goes_when_the_program_is_killed_while_it_loads(environment, tmp_path, sent):
-    reported = tmp_path / "pid"
+def start_loading(environment, folder):
+    """A program whose core builds its executor for ever. Returns it and its core's pid."""
+    reported = folder / "pid"
     os.mkfifo(reported)
     code = (
         "from bridge_script import Bridge\n"
         f"Bridge('sync_mp', 'fake_executor:FailingExecutor', start='hang', report={str(reported)!r})\n"
+        "print('started')\n"
     )
     program = subprocess.Popen(
-        [sys.executable, "-c", code], env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
+        [sys.executable, "-c", code],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
-    core = int(reported.read_text())
-    os.killpg(program.pid, sent)
-    _, errors = program.communicate(timeout=DEADLINE)
-    assert program.returncode == -sent
+    return program, int(reported.read_text())
+
+
+@pytest.mark.parametrize("send", [os.killpg, os.kill], ids=["group", "alone"])
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_the_program_while_the_core_loads_ends_both(environment, tmp_path, sent, send):
+    program, core = start_loading(environment, tmp_path)
+    send(program.pid, sent)
+    output, errors = program.communicate(timeout=DEADLINE)
+    assert (program.returncode, output) == (-sent, "")
     if sent == signal.SIGINT:
         assert errors.rstrip().endswith("KeyboardInterrupt")
+    wait_for_end(core)
+
+
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM])
+def test_a_signal_to_the_core_while_it_loads_is_an_error_in_the_program(environment, tmp_path, sent):
+    program, core = start_loading(environment, tmp_path)
+    os.kill(core, sent)
+    output, errors = program.communicate(timeout=DEADLINE)
+    assert (program.returncode, output) == (1, "")
+    assert errors.rstrip().splitlines()[-1].startswith("RuntimeError")
+    assert f"killed by {sent.name}" in errors
     wait_for_end(core)
