@@ -1,0 +1,49 @@
+"""A model that cannot be started is one error with its cause at the caller, and the next engine works."""
+
+import gc
+import shutil
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+from leftovers import Leftovers
+
+from corespan import SamplingParams
+
+MP = pytest.mark.parametrize("multiprocess", [False, True], ids=["inproc", "sync_mp"])
+
+
+@pytest.fixture
+def truncated_llama_dir(tiny_llama_dir: str, tmp_path: Path) -> str:
+    folder = tmp_path / "truncated"
+    shutil.copytree(tiny_llama_dir, folder)
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[: weights.stat().st_size // 2])
+    return str(folder)
+
+
+@MP
+def test_an_engine_starts_after_truncated_weights_and_after_too_small_a_cache(
+    make_llm: Any,
+    truncated_llama_dir: str,
+    multiprocess: bool,
+    reference: Any,
+    recwarn: pytest.WarningsRecorder,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    warnings.simplefilter("always")
+    leftovers = Leftovers()
+    with pytest.raises(ValueError, match=r"model\.safetensors is not a whole safetensors file"):
+        make_llm(model=truncated_llama_dir, multiprocess=multiprocess)
+    with pytest.raises(ValueError, match="max_model_len"):
+        make_llm(num_gpu_blocks_override=4, multiprocess=multiprocess)
+    gc.collect()
+
+    assert leftovers.found() == []
+    assert "Exception ignored" not in capfd.readouterr().err
+    assert [warning for warning in recwarn if issubclass(warning.category, ResourceWarning)] == []
+    llm = make_llm(multiprocess=multiprocess)
+    ids = llm.get_tokenizer().encode("Once upon a time")
+    (output,) = llm.generate(ids, SamplingParams(temperature=0, max_tokens=8, ignore_eos=True), use_tqdm=False)
+    assert output.outputs[0].token_ids == reference.greedy(ids, 8, eos_token_id=None)
