@@ -3,6 +3,7 @@
 import random
 from typing import Any
 
+import numpy as np
 import pytest
 
 from corespan import RequestOutput, RequestOutputKind, SamplingParams
@@ -263,7 +264,7 @@ BAD_REQUESTS = {
     "floats for token ids": ({"prompt_token_ids": [1.5]}, {}, TypeError),
     "a number for text": ({"prompt": 5}, {}, TypeError),
     "a lone surrogate": ("\ud800", {}, ValueError),
-    "embeddings without the option": ({"prompt_embeds": [[0.0] * 64]}, {}, ValueError),
+    "embeddings without the option": ({"prompt_embeds": np.zeros((1, 64), np.float32)}, {}, ValueError),
 }
 
 
@@ -337,9 +338,11 @@ def test_without_random_ids_a_live_id_is_refused_and_free_again_after_the_end(
     assert len(runner.stream(PROMPTS[1], greedy(4), request_id="twin")[-1].outputs[0].token_ids) == 4
 
 
-def test_a_request_that_the_core_rejects_ends_alone_with_an_error(runner: Any) -> None:
+def test_a_request_that_the_core_rejects_ends_alone_with_an_error(runner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from corespan.engine.input_processor import InputProcessor
     from corespan.protocol.requests import EngineCoreRequest
 
+    monkeypatch.setattr(InputProcessor, "check_prepared", lambda *arguments: None)
     (alone,) = runner.generate(PROMPTS[2], greedy(60))
     rejected: list[RequestOutput] = []
     request = EngineCoreRequest("unchecked", prompt_token_ids=[600], sampling_params=greedy(4))

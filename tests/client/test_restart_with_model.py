@@ -41,11 +41,14 @@ def build(tiny_llama_dir):
 
 
 async def generate(engine, name, seen=None):
-    """The final output; `seen` is set at the first one that holds a few tokens."""
+    """The final completions by index, and the prompt's logprobs; `seen` is set once one holds a few tokens."""
+    completions, prompt_logprobs = {}, None
     async for output in engine.generate("Once upon a time", params(**FEATURES[name]), name):
+        completions |= {completion.index: completion for completion in output.outputs}
+        prompt_logprobs = prompt_logprobs or output.prompt_logprobs
         if seen is not None and len(output.outputs[0].token_ids) > 5:
             seen.set()
-    return output
+    return [completion for _, completion in sorted(completions.items())], prompt_logprobs
 
 
 async def test_every_stateful_feature_survives_the_core(build):
@@ -60,11 +63,11 @@ async def test_every_stateful_feature_survives_the_core(build):
     os.kill(link.process.ready.pid, signal.SIGKILL)
     got = await asyncio.gather(*running)
     assert engine.engine_core._supervisor.link is not link
-    for before, after in zip(wanted, got, strict=True):
-        for one, other in zip(before.outputs, after.outputs, strict=True):
+    for (before, prompt_before), (after, prompt_after) in zip(wanted, got, strict=True):
+        for one, other in zip(before, after, strict=True):
             assert (one.index, one.token_ids, one.text) == (other.index, other.token_ids, other.text)
             assert one.finish_reason == other.finish_reason
             assert (one.logprobs is None) == (other.logprobs is None)
             if one.logprobs is not None:
                 assert [list(step) for step in one.logprobs] == [list(step) for step in other.logprobs]
-        assert before.prompt_logprobs is None or len(before.prompt_logprobs) == len(after.prompt_logprobs)
+        assert prompt_before is None or len(prompt_before) == len(prompt_after)
