@@ -75,10 +75,11 @@ def main() -> None:
                 for subject in subjects:
                     subject.measure(workload)
     summaries = [subject.summary() for subject in subjects]
-    if options.roofline:
-        summaries.append(roofline(options.model))
     for summary in summaries:
         print(json.dumps(summary), flush=True)
+    if options.roofline:
+        summaries.append(roofline(options.model))
+        print(json.dumps(summaries[-1]), flush=True)
     if options.table:
         print_table(summaries)
     if options.plot:

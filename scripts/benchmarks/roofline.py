@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from workloads import WORKLOADS
 
-from corespan.core.models.linear import make_linear
+from corespan.core.models.linear import PackedLinear
 from corespan.engine.model_source import resolve_model
 
 GEMM_ROWS = 2048  # tokens of one prefill step
@@ -51,10 +51,10 @@ def linear_shapes(config: dict) -> list[tuple[int, int]]:
 
 
 def layer_seconds(shapes: list[tuple[int, int]]) -> float:
-    """Seconds for one layer's linear operations on GEMM_ROWS rows, weights packed as the engine packs them."""
+    """Seconds for one layer's linear operations on GEMM_ROWS rows, weights packed by oneDNN."""
     total = 0.0
     for out, width in shapes:
-        linear = make_linear(torch.randn(out, width).bfloat16())
+        linear = PackedLinear(torch.randn(out, width).bfloat16(), None)
         rows = torch.randn(GEMM_ROWS, width).bfloat16()
         total += best_seconds(lambda rows=rows, linear=linear: linear(rows))
     return total
