@@ -430,6 +430,6 @@ def test_engines_with_statistics_report_the_same_counts(make_runner: Any) -> Non
     success = {
         metric.labels["finished_reason"]: metric.value for metric in metrics if metric.name == "vllm:request_success"
     }
-    assert success == {"stop": 0, "length": 1, "abort": 1, "error": 0}
+    assert success == {"stop": 0, "length": 1, "abort": 1, "error": 0, "repetition": 0}
     assert output.metrics.num_generation_tokens == 7
     assert output.metrics.first_token_latency > 0
