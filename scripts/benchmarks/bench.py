@@ -14,13 +14,17 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 from workloads import WORKLOADS
+
+from corespan.engine.engine_args import Quantization
 
 BENCHMARKS = Path(__file__).resolve().parent
 ROOT = BENCHMARKS.parent.parent
 
 CORESPAN_KINDS = ("inproc", "multiprocess", "async")
+QUANTIZATIONS = get_args(Quantization)
 PEERS = {  # name: (runner, whether it reads the GGUF itself)
     "transformers": ("run_transformers.py", False),
     "vllm": ("run_vllm.py", False),
@@ -88,12 +92,15 @@ def main() -> None:
 
 def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__)
-    engines = [*CORESPAN_KINDS, *PEERS]
+    engines = (
+        f"{', '.join(CORESPAN_KINDS)}, each also as NAME:{' or NAME:'.join(QUANTIZATIONS)} for quantised weights; "
+        f"peers: {', '.join(PEERS)} [inproc multiprocess]"
+    )
     add = parser.add_argument
     add("--model", default="smollm2-135m", help="short name or .gguf file; peers need a GGUF [%(default)s]")
-    add("--engines", nargs="+", choices=engines, default=["inproc", "multiprocess"], metavar="NAME", help=f"{engines}")
+    add("--engines", nargs="+", type=engine_name, default=["inproc", "multiprocess"], metavar="NAME", help=engines)
     add("--peers", type=Path, metavar="VENV", help="virtual environment that holds the peers [this one]")
-    add("--engine-args", default="{}", metavar="JSON", help="further EngineArgs fields for corespan")
+    add("--engine-args", type=json.loads, default={}, metavar="JSON", help="further EngineArgs fields for corespan")
     add("--compare", metavar="REV", help="measure this git revision of corespan beside the working tree")
     add("--workloads", nargs="+", choices=list(WORKLOADS), default=list(WORKLOADS), metavar="NAME", help="[all]")
     add("--repeat", type=int, default=3, metavar="N", help="runs of each workload [%(default)s]")
@@ -101,6 +108,16 @@ def parse_options() -> argparse.Namespace:
     add("--table", action="store_true", help="print a table of ratios to the first engine as well")
     add("--plot", type=Path, metavar="FILE.png", help="draw the figures; needs matplotlib")
     return parser.parse_args()
+
+
+def engine_name(name: str) -> str:
+    kind, separator, quantization = name.partition(":")
+    if name in PEERS or (kind in CORESPAN_KINDS and (not separator or quantization in QUANTIZATIONS)):
+        return name
+    known = ", ".join((*CORESPAN_KINDS, *PEERS))
+    raise argparse.ArgumentTypeError(
+        f"{name!r} is no engine; known are {known}, corespan's also with {' or '.join(QUANTIZATIONS)} behind a colon"
+    )
 
 
 def subject_commands(
@@ -111,15 +128,17 @@ def subject_commands(
     if options.compare:
         revisions[f"@{options.compare}"] = {"PYTHONPATH": stack.enter_context(checkout(options.compare))}
     for engine in options.engines:
-        if engine in CORESPAN_KINDS:
-            script = str(BENCHMARKS / "run_corespan.py")
-            for suffix, environment in revisions.items():
-                command = [sys.executable, script, options.model, engine, options.engine_args]
-                yield f"corespan {engine}{suffix}", command, environment
-        else:
+        if engine in PEERS:
             script, reads_gguf = PEERS[engine]
             python = str(options.peers / "bin" / "python") if options.peers else sys.executable
             yield engine, [python, str(BENCHMARKS / script), peer_model(options.model, reads_gguf)], {}
+            continue
+        kind, _, quantization = engine.partition(":")
+        engine_args = options.engine_args | ({"quantization": quantization} if quantization else {})
+        script = str(BENCHMARKS / "run_corespan.py")
+        for suffix, environment in revisions.items():
+            command = [sys.executable, script, options.model, kind, json.dumps(engine_args)]
+            yield f"corespan {engine}{suffix}", command, environment
 
 
 def peer_model(model: str, reads_gguf: bool) -> str:
