@@ -7,23 +7,18 @@ are reported, so that a machine whose speed drifts treats all alike. Quote ratio
 import argparse
 import contextlib
 import json
-import os
 import statistics
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
 
+from subjects import BENCHMARKS, CORESPAN_KINDS, Subject, checkout, corespan_command, print_columns
 from workloads import WORKLOADS
 
 from corespan.engine.engine_args import Quantization
 
-BENCHMARKS = Path(__file__).resolve().parent
-ROOT = BENCHMARKS.parent.parent
-
-CORESPAN_KINDS = ("inproc", "multiprocess", "async")
 QUANTIZATIONS = get_args(Quantization)
 PEERS = {  # name: (runner, whether it reads the GGUF itself)
     "transformers": ("run_transformers.py", False),
@@ -33,40 +28,6 @@ PEERS = {  # name: (runner, whether it reads the GGUF itself)
 }
 
 
-class Subject:
-    """One engine in its process, spoken to line by line."""
-
-    def __init__(self, name: str, command: list[str], environment: dict[str, str]) -> None:
-        self.name = name
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        self.process = subprocess.Popen(command, env=os.environ | environment, **pipes)
-        self.introduction = self._read()
-        self.rates: dict[str, list[float]] = {}
-
-    def measure(self, workload: str) -> None:
-        self.process.stdin.write(workload + "\n")
-        self.process.stdin.flush()
-        self.rates.setdefault(workload, []).append(self._read()["tok_s"])
-
-    def summary(self) -> dict[str, object]:
-        medians = {WORKLOADS[name].unit: round(statistics.median(rates), 1) for name, rates in self.rates.items()}
-        spread = {name: [round(min(rates), 1), round(max(rates), 1)] for name, rates in self.rates.items()}
-        return self.introduction | {"engine": self.name} | medians | {"spread": spread}
-
-    def close(self) -> None:
-        self.process.stdin.close()
-        try:
-            self.process.wait(timeout=30)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-
-    def _read(self) -> dict:
-        line = self.process.stdout.readline()
-        if not line:
-            raise SystemExit(f"{self.name} ended with status {self.process.wait()}; its messages are above")
-        return json.loads(line)
-
-
 def main() -> None:
     options = parse_options()
     with contextlib.ExitStack() as stack:
@@ -74,13 +35,14 @@ def main() -> None:
         for name, command, environment in subject_commands(options, stack):
             subjects.append(Subject(name, command, environment))
             stack.callback(subjects[-1].close)
+        rates: dict[str, dict[str, list[float]]] = {subject.name: {} for subject in subjects}
         for _ in range(options.repeat):
             for workload in options.workloads:
                 for subject in subjects:
-                    subject.measure(workload)
-    summaries = [subject.summary() for subject in subjects]
-    for summary in summaries:
-        print(json.dumps(summary), flush=True)
+                    rates[subject.name].setdefault(workload, []).append(subject.measure(workload))
+    summaries = [summary(subject, rates[subject.name]) for subject in subjects]
+    for each in summaries:
+        print(json.dumps(each), flush=True)
     if options.roofline:
         summaries.append(roofline(options.model))
         print(json.dumps(summaries[-1]), flush=True)
@@ -135,10 +97,15 @@ def subject_commands(
             continue
         kind, _, quantization = engine.partition(":")
         engine_args = options.engine_args | ({"quantization": quantization} if quantization else {})
-        script = str(BENCHMARKS / "run_corespan.py")
         for suffix, environment in revisions.items():
-            command = [sys.executable, script, options.model, kind, json.dumps(engine_args)]
+            command = corespan_command(options.model, kind, json.dumps(engine_args))
             yield f"corespan {engine}{suffix}", command, environment
+
+
+def summary(subject: Subject, rates: dict[str, list[float]]) -> dict[str, object]:
+    medians = {WORKLOADS[name].unit: round(statistics.median(each), 1) for name, each in rates.items()}
+    spread = {name: [round(min(each), 1), round(max(each), 1)] for name, each in rates.items()}
+    return subject.introduction | {"engine": subject.name} | medians | {"spread": spread}
 
 
 def peer_model(model: str, reads_gguf: bool) -> str:
@@ -153,21 +120,6 @@ def peer_model(model: str, reads_gguf: bool) -> str:
             raise SystemExit(f"{path} is not a GGUF file, which this peer needs")
         return str(path)
     return str(path if reads_gguf else hf_folder(path, cache_dir()))
-
-
-@contextlib.contextmanager
-def checkout(revision: str) -> Iterator[str]:
-    """Another revision with its native kernels built; yields the folder to import `corespan` from."""
-    with tempfile.TemporaryDirectory(prefix="corespan-bench-") as folder:
-        tree = Path(folder, "corespan")
-        git = ["git", "-C", str(ROOT), "worktree"]
-        subprocess.run([*git, "add", "--detach", str(tree), revision], check=True, stdout=2)
-        try:
-            build = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
-            subprocess.run(build, cwd=tree, check=True, stdout=2)
-            yield folder
-        finally:
-            subprocess.run([*git, "remove", "--force", str(tree)], check=True, stdout=2)
 
 
 def roofline(model: str) -> dict[str, object]:
@@ -186,10 +138,7 @@ def print_table(summaries: list[dict]) -> None:
             figure = summary.get(unit)
             row.append("" if figure is None else f"{figure:,.1f} ({figure / summaries[0][unit]:.2f}x)")
         rows.append(row)
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    print()
-    for row in rows:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    print_columns(rows)
 
 
 def plot(summaries: list[dict], path: Path) -> None:

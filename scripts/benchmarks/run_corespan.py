@@ -8,16 +8,18 @@ import sys
 
 from workloads import Conversation, Request
 
+GREEDY = {"temperature": 0, "ignore_eos": True}
+
 
 def sync_runner(model: str, engine_args: dict):
     from corespan import LLM, SamplingParams
 
     llm = LLM(model, **engine_args)
 
-    def run(requests: list[Request]) -> int:
-        params = [SamplingParams(temperature=0, max_tokens=made, ignore_eos=True) for _, made in requests]
+    def run(requests: list[Request], **sampling) -> int:
+        params = [SamplingParams(**GREEDY | sampling, max_tokens=made) for _, made in requests]
         prompts = [{"prompt_token_ids": prompt} for prompt, _ in requests]
-        return sum(len(output.outputs[0].token_ids) for output in llm.generate(prompts, params, use_tqdm=False))
+        return sum(read(output.outputs[0]) for output in llm.generate(prompts, params, use_tqdm=False))
 
     return run
 
@@ -33,18 +35,25 @@ def async_runner(model: str, engine_args: dict):
 
     engine = loop.run_until_complete(build())
 
-    async def read(number: int, prompt: list[int], made: int) -> int:
-        kind = RequestOutputKind.DELTA
-        params = SamplingParams(temperature=0, max_tokens=made, ignore_eos=True, output_kind=kind)
+    async def read_stream(number: int, prompt: list[int], made: int, sampling: dict) -> int:
+        params = SamplingParams(**GREEDY | sampling, max_tokens=made, output_kind=RequestOutputKind.DELTA)
         count = 0
         async for output in engine.generate({"prompt_token_ids": prompt}, params, str(number)):
-            count += len(output.outputs[0].token_ids)
+            count += read(output.outputs[0])
         return count
 
-    async def read_all(requests: list[Request]) -> int:
-        return sum(await asyncio.gather(*(read(number, *request) for number, request in enumerate(requests))))
+    async def read_all(requests: list[Request], sampling: dict) -> int:
+        streams = (read_stream(number, *request, sampling) for number, request in enumerate(requests))
+        return sum(await asyncio.gather(*streams))
 
-    return lambda requests: loop.run_until_complete(read_all(requests))
+    return lambda requests, **sampling: loop.run_until_complete(read_all(requests, sampling))
+
+
+def read(completion) -> int:
+    """Looks at logprobs too, where there are any: they are laid out only then. Returns the number of tokens."""
+    for entries in completion.logprobs or ():
+        len(entries)
+    return len(completion.token_ids)
 
 
 def main() -> None:

@@ -58,15 +58,18 @@ class Conversation:
         self._answers = os.fdopen(os.dup(1), "w")
         os.dup2(2, 1)
 
-    def serve(self, engine: str, version: str, run: Callable[[list[Request]], int]) -> None:
-        """Introduces the engine, then runs each workload asked for. `run` returns how many tokens it generated."""
+    def serve(self, engine: str, version: str, run: Callable[..., int]) -> None:
+        """Introduces the engine, then runs each workload asked for: a line of its name and a JSON object of sampling
+        parameters, which `run` takes by name behind the list of requests. It returns how many tokens it generated.
+        """
         start_seconds = time.perf_counter() - self.began
         run(WARM_UP)
         self._answer(engine=engine, version=version, start_s=round(start_seconds, 1))
         for line in sys.stdin:
-            workload = WORKLOADS[line.strip()]
+            name, sampling = line.split(maxsplit=1)
+            workload, fields = WORKLOADS[name], json.loads(sampling)
             began = time.perf_counter()
-            made = run(workload.requests)
+            made = run(workload.requests, **fields)
             spent = time.perf_counter() - began
             expected = sum(count for _, count in workload.requests)
             if made != expected:
