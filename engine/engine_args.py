@@ -6,6 +6,7 @@
 import enum
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -87,7 +88,7 @@ class EngineArgs:
     max_model_len: int | str | None = None  # also "32k" (32,000), "32K" (32,768); -1 or "auto": what the memory holds
     max_logprobs: int = 20  # -1: no limit
     logprobs_mode: LogprobsMode = "raw_logprobs"
-    logits_processors: list[str] = field(default_factory=list)  # "package.module:Class"
+    logits_processors: Sequence[str | type] | None = None  # classes, or "package.module:Class"
     enable_prompt_embeds: bool = False
     generation_config: str = "auto"  # "auto": the model's own; "vllm": none; else a folder
     override_generation_config: dict[str, Any] = field(default_factory=dict)
@@ -153,10 +154,17 @@ class EngineArgs:
             seed=as_int("seed", self.seed, "an integer"),
             max_logprobs=self.max_logprobs,
             logprobs_mode=self.logprobs_mode,
-            logits_processors=list(self.logits_processors),
+            logits_processors=self._logits_processors(),
             enable_prompt_embeds=self.enable_prompt_embeds,
             trust_remote_code=self.trust_remote_code,
         )
+
+    def _logits_processors(self) -> list[str]:
+        """Import paths: the core, in a process of its own, imports what it is given."""
+        given = self.logits_processors or []
+        if isinstance(given, str) or not all(isinstance(each, (str, type)) for each in given):
+            reject("logits_processors", given, "a list of classes or of 'package.module:Class'")
+        return [each if isinstance(each, str) else f"{each.__module__}:{each.__qualname__}" for each in given]
 
     def _tokenizer_folder(self, files: ModelFiles) -> str | None:
         if self.skip_tokenizer_init:

@@ -5,7 +5,7 @@ Whatever is wrong with a request is raised here, in the caller's face, before an
 
 import math
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -32,6 +32,7 @@ class InputProcessor:
         self._generation_config = dict(self.model_config.generation_config)
         if "eos_token_id" in self.model_config.hf_config:
             self._generation_config.setdefault("eos_token_id", self.model_config.hf_config["eos_token_id"])
+        self._validate_params = _users_validations(self.model_config.logits_processors)
 
     def process_inputs(
         self,
@@ -49,8 +50,7 @@ class InputProcessor:
         (VLLMValidationError where one parameter is at fault) for values that this model cannot serve.
         """
         _check_types(request_id, params, priority, trace_headers, arrival_time)
-        params.verify(self.model_config, self._tokenizer_len(params))
-        validate_structured_outputs(params, has_tokenizer=self.tokenizer is not None)
+        self._check_params(params)
         rendered = self._render(prompt, params, tokenization_kwargs)
         token_ids = rendered["prompt_token_ids"]
         _check_arrival_time(rendered["arrival_time"])
@@ -77,8 +77,7 @@ class InputProcessor:
             request.trace_headers,
             request.arrival_time,
         )
-        request.sampling_params.verify(self.model_config)
-        validate_structured_outputs(request.sampling_params, has_tokenizer=self.tokenizer is not None)
+        self._check_params(request.sampling_params)
         try:
             msgspec.convert(
                 msgspec.to_builtins(msgspec.structs.replace(request, prompt_embeds=None)), EngineCoreRequest
@@ -103,6 +102,13 @@ class InputProcessor:
         request.external_req_id = request.request_id
         if not envs.VLLM_DISABLE_REQUEST_ID_RANDOMIZATION:
             request.request_id = f"{request.request_id}-{secrets.token_hex(4)}"
+
+    def _check_params(self, params: SamplingParams) -> None:
+        """What depends on the model, the tokenizer and the users' logits processors."""
+        params.verify(self.model_config, self._tokenizer_len(params))
+        validate_structured_outputs(params, has_tokenizer=self.tokenizer is not None)
+        for validate in self._validate_params:
+            validate(params)
 
     def _tokenizer_len(self, params: SamplingParams) -> int | None:
         """What `allowed_token_ids` are checked against; looking through the vocabulary is left until they are there."""
@@ -166,6 +172,15 @@ class InputProcessor:
         completed.update_from_generation_config(self._generation_config, eos_token_id)
         completed.update_bad_words(self.tokenizer, self.model_config.vocab_size)
         return completed
+
+
+def _users_validations(processors: Sequence[str]) -> list[Callable[[SamplingParams], None]]:
+    """Each logits processor's `validate_params`. Imports their modules, and with them what these import."""
+    if not processors:
+        return []
+    from ..core.sampling.logits_processors.interface import load_class  # only for engines that have some
+
+    return [load_class(path).validate_params for path in processors]
 
 
 def _text_to_tokenise(prompt: Any) -> str | None:

@@ -132,7 +132,13 @@ def test_a_multiprocess_engine_leaves_torch_out_of_the_users_process(tiny_llama_
     program = f"""
 import sys
 from corespan import LLM, SamplingParams
-llm = LLM({tiny_llama_dir!r}, max_model_len=128, num_gpu_blocks_override=33)
+processors = ["torchless_processor:Refusing"]
+llm = LLM({tiny_llama_dir!r}, max_model_len=128, num_gpu_blocks_override=33, logits_processors=processors)
+try:
+    llm.generate("hi", SamplingParams(extra_args={{"refuse": True}}))
+    sys.exit("what the processor refuses was accepted")
+except ValueError:
+    pass
 outputs = llm.generate(["hi", "there"], SamplingParams(temperature=0, max_tokens=4, logprobs=1), use_tqdm=False)
 llm.shutdown()
 print(len(outputs), "torch" in sys.modules, "transformers" in sys.modules)

@@ -1,5 +1,6 @@
 """`EngineArgs`: defaults, limits, and errors that name field, value and range."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -167,3 +168,16 @@ def test_unknown_options_are_a_type_error() -> None:
 
 def test_async_engine_args_add_request_logging() -> None:
     assert AsyncEngineArgs(enable_log_requests=True).model == EngineArgs().model
+
+
+def test_logits_processors_are_classes_or_paths(config_of: Any) -> None:
+    for given in (None, []):
+        assert config_of(logits_processors=given).model_config.logits_processors == []
+    paths = config_of(logits_processors=["a.b:C", Path]).model_config.logits_processors
+    assert paths == ["a.b:C", f"{Path.__module__}:Path"]
+
+
+@pytest.mark.parametrize("given", ["a.b:C", [5], [Path()]])
+def test_logits_processors_that_are_neither_are_refused(config_of: Any, given: Any) -> None:
+    with pytest.raises(ValueError, match="logits_processors must be a list of classes"):
+        config_of(logits_processors=given)

@@ -3,6 +3,8 @@
 To add one, subclass `LogitsProcessor` in an importable module and name it to the engine as "package.module:Class". The
 core builds one instance for the whole engine, tells it which request sits in which row, and calls it once per step.
 Requests reach it with their parameters: `SamplingParams.extra_args` is free for a processor's own settings.
+
+The shell imports the class too, for `validate_params`; this module loads no torch, and a processor's need not either.
 """
 
 import enum
@@ -10,12 +12,13 @@ import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
-
-import torch
+from typing import TYPE_CHECKING, NamedTuple
 
 from ....protocol.config import VllmConfig
 from ....protocol.params import SamplingParams
+
+if TYPE_CHECKING:
+    import torch
 
 
 class MoveDirectionality(enum.Enum):
@@ -50,11 +53,14 @@ class LogitsProcessor(ABC):
     """One instance serves the whole batch. Called from one thread, between the model's forward and the draw."""
 
     @abstractmethod
-    def __init__(self, vllm_config: VllmConfig, device: torch.device, is_pin_memory: bool) -> None: ...
+    def __init__(self, vllm_config: VllmConfig, device: "torch.device", is_pin_memory: bool) -> None: ...
 
     @classmethod
     def validate_params(cls, params: SamplingParams) -> None:
-        """Raise ValueError if the request asks this processor for something it cannot do; that request fails alone."""
+        """Raise ValueError if the request asks this processor for something it cannot do.
+
+        Called where the request is made, maybe from several threads, and again in the core. `params` stay as they are.
+        """
         return None
 
     @abstractmethod
@@ -71,7 +77,7 @@ class LogitsProcessor(ABC):
         where the order of the changes demands it."""
 
     @abstractmethod
-    def apply(self, logits: torch.Tensor) -> torch.Tensor:
+    def apply(self, logits: "torch.Tensor") -> "torch.Tensor":
         """logits: [batch size, vocab] float32, row i belongs to the request in row i. Change in place or return new.
 
         Rows that are not sampled now (a prompt not wholly computed; after temperature: greedy rows) hold zeros.
@@ -83,7 +89,7 @@ class LogitsProcessor(ABC):
 
 
 def load_logits_processors(
-    paths: Sequence[str], vllm_config: VllmConfig, device: torch.device
+    paths: Sequence[str], vllm_config: VllmConfig, device: "torch.device"
 ) -> list[LogitsProcessor]:
     """Build the processors named as "package.module:Class".
 
