@@ -57,7 +57,9 @@ def checkout(revision: str) -> Iterator[str]:
         subprocess.run([*git, "add", "--detach", str(tree), revision], check=True, stdout=2)
         try:
             build = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
-            subprocess.run(build, cwd=tree, check=True, stdout=2)
+            built = subprocess.run(build, cwd=tree, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            if built.returncode:
+                raise SystemExit(built.stdout)
             yield folder
         finally:
             subprocess.run([*git, "remove", "--force", str(tree)], check=True, stdout=2)
