@@ -36,16 +36,18 @@ def main() -> None:
             subjects.append(Subject(name, command, environment))
             stack.callback(subjects[-1].close)
         rates: dict[str, dict[str, list[float]]] = {subject.name: {} for subject in subjects}
-        for _ in range(options.repeat):
+        for number in range(options.repeat):
             for workload in options.workloads:
+                print(f"Round {number + 1} of {options.repeat}: {workload} ...", file=sys.stderr)
                 for subject in subjects:
                     rates[subject.name].setdefault(workload, []).append(subject.measure(workload))
     summaries = [summary(subject, rates[subject.name]) for subject in subjects]
     for each in summaries:
         print(json.dumps(each), flush=True)
     if options.roofline:
-        summaries.append(roofline(options.model))
-        print(json.dumps(summaries[-1]), flush=True)
+        limits = roofline(options.model)
+        print(*map(json.dumps, limits), sep="\n", flush=True)
+        summaries += limits
     if options.table:
         print_table(summaries)
     if options.plot:
@@ -122,10 +124,11 @@ def peer_model(model: str, reads_gguf: bool) -> str:
     return str(path if reads_gguf else hf_folder(path, cache_dir()))
 
 
-def roofline(model: str) -> dict[str, object]:
-    """Measured in a process of its own, after the engines have gone."""
+def roofline(model: str) -> list[dict]:
+    """The lines of `roofline.py`, measured in a process of its own, after the engines have gone."""
     command = [sys.executable, str(BENCHMARKS / "roofline.py"), model]
-    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
+    lines = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()
+    return [json.loads(line) for line in lines]
 
 
 def print_table(summaries: list[dict]) -> None:

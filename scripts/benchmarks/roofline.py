@@ -1,20 +1,33 @@
-"""What the machine allows for a model of these shapes: memory reads, packed bf16 products. roofline.py MODEL
+"""What the machine allows for a model of these shapes, and what attention makes of it. roofline.py MODEL
 
-Prints one JSON line: the measured rates, and the workloads' limits that follow from them.
+Prints JSON lines: the measured rates with the workloads' limits that follow from them in bf16, then the single stream's
+limit with quantised weights.
 """
 
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from workloads import WORKLOADS
 
+from corespan.core.attention.interface import AttentionMetadata
+from corespan.core.attention.selection import get_attention_backend
+from corespan.core.kernels import memory
+from corespan.core.kernels.linear import BlockWeight
+from corespan.core.models.decoder import expected_tensors
+from corespan.core.models.decoder_config import DecoderConfig
+from corespan.core.models.gguf import GGUFSource
 from corespan.core.models.linear import PackedLinear
+from corespan.core.models.loader import open_checkpoint
+from corespan.core.models.registry import resolve_decoder_config
+from corespan.core.models.tensor_source import TensorSource
 from corespan.engine.model_source import resolve_model
 
 GEMM_ROWS = 2048  # tokens of one prefill step
+BLOCK_SIZE = 16
+ATTENTION_SEQUENCES, ATTENTION_CONTEXT = 64, 2000
 
 
 def best_seconds(work: Callable[[], object], least: float = 1.0) -> float:
@@ -31,22 +44,18 @@ def best_seconds(work: Callable[[], object], least: float = 1.0) -> float:
 
 
 def read_bytes_per_second() -> float:
-    """A sum over 1 GiB of float32, far beyond the caches."""
-    buffer = torch.ones(2**28)
-    return buffer.nbytes / best_seconds(buffer.sum)
+    """A sum or a maximum, whichever is faster, over 1 GiB of float32 on the pages that weights and caches lie on."""
+    buffer = memory.allocate((2**28,), torch.float32).fill_(1.0)
+    return buffer.nbytes / min(best_seconds(buffer.sum), best_seconds(buffer.max))
 
 
-def linear_shapes(config: dict) -> list[tuple[int, int]]:
+def linear_shapes(config: DecoderConfig) -> list[tuple[int, int]]:
     """(rows out, columns in) of one layer's linear operations, merged as the engine merges them."""
-    hidden, heads = config["hidden_size"], config["num_attention_heads"]
-    head_dim = config.get("head_dim") or hidden // heads
-    kv_heads = config.get("num_key_value_heads") or heads
-    intermediate = config["intermediate_size"]
     return [
-        ((heads + 2 * kv_heads) * head_dim, hidden),
-        (hidden, heads * head_dim),
-        (2 * intermediate, hidden),
-        (hidden, intermediate),
+        (config.q_size + 2 * config.kv_size, config.hidden_size),
+        (config.hidden_size, config.q_size),
+        (2 * config.intermediate_size, config.hidden_size),
+        (config.hidden_size, config.intermediate_size),
     ]
 
 
@@ -60,27 +69,81 @@ def layer_seconds(shapes: list[tuple[int, int]]) -> float:
     return total
 
 
+def weight_bytes(config: DecoderConfig, source: TensorSource) -> Iterator[tuple[str, int]]:
+    """(format, bytes of weights that one token reads): every matrix, the embedding only where it is the head too."""
+    head = "model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight"
+    sizes = {
+        name: shape[0] * shape[1]
+        for name, shape in expected_tensors(config).items()
+        if len(shape) == 2 and (name == head or name.startswith("model.layers."))
+    }
+    elements = sum(sizes.values())
+    yield "bf16", 2 * elements
+    yield "int8", elements
+    if isinstance(source, GGUFSource):
+        tensors = source.tensors
+        kept = {name for name in sizes if BlockWeight.knows(tensors[name].quant_type.name)}
+        yield "gguf", sum(tensors[name].num_bytes if name in kept else 2 * size for name, size in sizes.items())
+
+
+def attention_bytes_per_second(config: DecoderConfig) -> float:
+    """Keys and values read in a decode step's attention over all layers: ATTENTION_SEQUENCES sequences of
+    ATTENTION_CONTEXT tokens, their blocks scattered at random over the cache, one sequence's among all others'."""
+    count, context = ATTENTION_SEQUENCES, ATTENTION_CONTEXT
+    backend_type = get_attention_backend(config.head_dim, BLOCK_SIZE, torch.bfloat16)
+    heads = (config.num_heads, config.num_kv_heads, config.head_dim)
+    backend = backend_type(*heads, config.head_dim**-0.5, BLOCK_SIZE, torch.bfloat16)
+    blocks = -(-context // BLOCK_SIZE)
+    caches = [backend.allocate(count * blocks + 1) for _ in range(config.num_layers)]
+    for cache in caches:
+        cache.fill_(0.5)
+    q, k, v = (torch.randn(count, n, config.head_dim).bfloat16() for n in (heads[0], heads[1], heads[1]))
+    generator = torch.Generator().manual_seed(0)
+    table = torch.randperm(count * blocks, generator=generator, dtype=torch.int32).view(count, blocks) + 1
+    last = context - 1
+    metadata = AttentionMetadata(
+        query_start_loc=torch.arange(count + 1, dtype=torch.int32),
+        seq_lens=torch.full((count,), context, dtype=torch.int32),
+        block_table=table,
+        slot_mapping=table[:, last // BLOCK_SIZE].long() * BLOCK_SIZE + last % BLOCK_SIZE,
+        positions=torch.full((count,), last),
+        max_query_len=1,
+        max_seq_len=context,
+        num_reqs=count,
+        num_tokens=count,
+        num_decodes=count,
+    )
+
+    def attend() -> None:
+        for cache in caches:
+            backend.forward(q, k, v, cache, metadata)
+
+    kv_bytes = 2 * count * context * config.kv_size * torch.bfloat16.itemsize * config.num_layers
+    return kv_bytes / best_seconds(attend, 2.0)
+
+
 def main() -> None:
-    config = resolve_model(sys.argv[1], with_tokenizer=False).hf_config
+    source_of = resolve_model(sys.argv[1], with_tokenizer=False)
+    config = resolve_decoder_config(source_of.hf_config)
     shapes = linear_shapes(config)
-    layers, hidden, vocab = config["num_hidden_layers"], config["hidden_size"], config["vocab_size"]
-    layer_weights = sum(out * width for out, width in shapes)
+    with open_checkpoint(source_of.path) as source:
+        bytes_by_format = dict(weight_bytes(config, source))
     with torch.inference_mode():
         reads = read_bytes_per_second()
         seconds = layer_seconds(shapes)
-    weight_bytes = 2 * (layers * layer_weights + vocab * hidden)
-    print(
-        json.dumps(
-            {
-                "engine": "machine's limit",
-                "memory_read_GB_s": round(reads / 1e9, 1),
-                "packed_gemm_GFLOP_s": round(2 * GEMM_ROWS * layer_weights / seconds / 1e9),
-                "bf16_weight_MB": round(weight_bytes / 1e6, 1),
-                WORKLOADS["single"].unit: round(reads / weight_bytes, 1),
-                WORKLOADS["prefill"].unit: round(GEMM_ROWS / (layers * seconds), 1),
-            }
-        )
-    )
+        attention = attention_bytes_per_second(config)
+    layer_weights = sum(out * width for out, width in shapes)
+    measured = {
+        "memory_read_GB_s": round(reads / 1e9, 1),
+        "packed_gemm_GFLOP_s": round(2 * GEMM_ROWS * layer_weights / seconds / 1e9),
+        "attention_GB_s": round(attention / 1e9, 1),
+        "attention_share_of_read": round(attention / reads, 2),
+        WORKLOADS["prefill"].unit: round(GEMM_ROWS / (config.num_layers * seconds), 1),
+    }
+    for name, size in bytes_by_format.items():
+        summary = {"engine": f"machine's limit, {name}", "weight_MB": round(size / 1e6, 1)}
+        summary[WORKLOADS["single"].unit] = round(reads / size, 1)
+        print(json.dumps(summary | (measured if name == "bf16" else {})))
 
 
 main()
