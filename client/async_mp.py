@@ -33,12 +33,19 @@ class AsyncMPClient(AsyncEngineCoreClient):
         client_count: int = 1,
         client_addresses: ClientAddresses | None = None,
     ) -> None:
-        """Starts a core for `client_count` clients, or joins the core at `client_addresses`. A core with several
-        clients is not restarted.
+        """Starts a core for `client_count` clients, or joins the core at `client_addresses`.
+
+        Raises ValueError with `engine_restart`, unless the core is this client's alone: no client knows what the others
+        have left unfinished.
         """
-        start = functools.partial(CoreLink, vllm_config, executor_class, log_stats, client_count, client_addresses)
         restarts = vllm_config.parallel_config.engine_restart
-        self._supervisor = Supervisor(start, vllm_config, 0 if client_count > 1 or client_addresses else restarts)
+        if restarts and (client_count > 1 or client_addresses is not None):
+            raise ValueError(
+                f"engine_restart is {restarts}, client_count {client_count}: a core that several clients share is not "
+                "restarted; use engine_restart=0 or client_count=1"
+            )
+        start = functools.partial(CoreLink, vllm_config, executor_class, log_stats, client_count, client_addresses)
+        self._supervisor = Supervisor(start, vllm_config, restarts)
         self._inbox = Inbox(self._supervisor)
         self._finalizer = weakref.finalize(self, self._inbox.close, 0.0)
         self.vllm_config = self._supervisor.link.vllm_config
@@ -93,6 +100,8 @@ def make_async_mp_client(
 
     Raises ValueError when addresses and index do not fit.
     """
+    if not 0 <= client_index < client_count:
+        raise ValueError(f"client_index is {client_index}; of {client_count} clients it must be 0..{client_count - 1}")
     if (client_addresses is None) != (client_index == 0):
         raise ValueError(f"client_index is {client_index}: the first client starts the core, all others need addresses")
     if client_addresses is not None and client_addresses.client_index != client_index:

@@ -151,6 +151,11 @@ class SyncEngineCoreClient(EngineCoreClient):
     def abort_requests(self, request_ids: list[str]) -> None:
         """Frees what the requests hold; no output follows. Unknown ids and a dead core are ignored."""
 
+    @property
+    def num_held_requests(self) -> int:
+        """Requests that the core has not got yet, since others of a dead core's are tried before them."""
+        return 0
+
 
 class AsyncEngineCoreClient(EngineCoreClient):
     """For asyncio. Usable from one event loop at a time, and from another once that one has stopped."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from ..protocol.errors import EngineDeadError
 from ..protocol.outputs import EngineCoreOutputs, UtilityOutput
-from ..protocol.requests import EngineCoreRequestType, UtilityRequest
+from ..protocol.requests import UtilityRequest
 from .link import CoreLink
 from .supervisor import Supervisor
 
@@ -48,13 +48,13 @@ class Inbox:
         answer: asyncio.Future[UtilityOutput] = asyncio.get_running_loop().create_future()
         self._answers[call_id] = answer
         try:
-            link.send(EngineCoreRequestType.UTILITY, UtilityRequest(0, call_id, method, args))
+            self._supervisor.call(link, UtilityRequest(0, call_id, method, args))
             return await answer
         finally:
             self._answers.pop(call_id, None)
 
     def _ensure_alive(self) -> None:
-        if self._supervisor.dead and not self._reviving:
+        if self._supervisor.dead:
             raise self._supervisor.dead_error()
 
     async def _change(self) -> None:

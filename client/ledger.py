@@ -44,6 +44,11 @@ class Ledger:
         self._on_trial: Entry | None = None
         self._alone_at_death: Entry | None = None
 
+    @property
+    def num_held(self) -> int:
+        """Requests that wait here for their turn."""
+        return sum(not entry.sent for entry in self._entries.values())
+
     def add(self, request: EngineCoreRequest) -> None:
         self._entries[request.request_id] = Entry(request, list(request.output_token_ids))
 
@@ -74,19 +79,24 @@ class Ledger:
             due = [self._on_trial] if self._on_trial else [entry for entry in self._entries.values() if not entry.sent]
         return [_send(entry) for entry in due]
 
-    def bury(self) -> list[str]:
-        """The core has died; from now on `take_due` is about its successor. The ids of the requests given up."""
+    def bury(self, halted: bool = False) -> list[EngineCoreRequest]:
+        """The core has died; from now on `take_due` is about its successor. Returns the requests given up.
+
+        `halted`: nothing was running, so it died of no request; who was on trial before still is.
+        """
         suspects = [entry for entry in self._possibly_running() if entry.suspicious]
+        if halted:
+            suspects = [entry for entry in suspects if entry is self._on_trial]
         sent = [entry for entry in self._entries.values() if entry.sent]
-        alone = sent[0] if len(sent) == 1 else None
+        alone = sent[0] if len(sent) == 1 and not halted else None
         guilty = alone if alone in suspects and alone is self._alone_at_death else self._on_trial
         given_up = []
-        if guilty in suspects:
+        if guilty in suspects and not halted:
             suspects.remove(guilty)
-            given_up.append(guilty.request.request_id)
-            self.discard(given_up)
+            given_up.append(guilty.request)
+            self.discard([guilty.request.request_id])
         self._alone_at_death = alone
-        self._innocent = [entry for entry in self._entries.values() if entry.sent and not entry.suspicious]
+        self._innocent = [entry for entry in sent if entry not in suspects and (halted or not entry.suspicious)]
         self._suspects = deque([*suspects, *(entry for entry in self._suspects if entry not in suspects)])
         self._on_trial = None
         for entry in self._entries.values():

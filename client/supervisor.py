@@ -1,9 +1,11 @@
 """Keeps a core behind a client: passes requests on to it and, if the configuration says so, replaces it when it dies.
 
 The callers of a replaced core see a pause. Its unfinished requests go on from their prompts and tokens so far, with the
-tokens they would have had, since sampling depends on seed and position only.
+tokens they would have had, since sampling depends on seed and position only. Where the core was paused or asleep, so is
+the new one.
 """
 
+import contextlib
 import logging
 import threading
 import time
@@ -12,8 +14,9 @@ from collections.abc import Callable
 
 from ..protocol.config import VllmConfig
 from ..protocol.errors import EngineDeadError
-from ..protocol.outputs import EngineCoreOutput, EngineCoreOutputs, FinishReason
-from ..protocol.requests import EngineCoreRequest, EngineCoreRequestType
+from ..protocol.outputs import EngineCoreOutput, EngineCoreOutputs, FinishReason, UtilityOutput
+from ..protocol.requests import EngineCoreRequest, EngineCoreRequestType, UtilityRequest
+from .halt import Halt
 from .ledger import Ledger
 from .link import CoreLink
 
@@ -22,11 +25,12 @@ logger = logging.getLogger("corespan.client")
 RESTART_WINDOW = 600.0  # seconds in which `engine_restart` restarts are the limit
 FIRST_DELAY = 0.5  # seconds before the second of several restarts with no token between them; then doubled
 LONGEST_DELAY = 30.0
+OWN_CALL_ID = -1  # of the calls that no client made
 
 
 class Supervisor:
-    """`link` is the present core. Requests go through `add`, aborts through `abort`; whatever the link receives must be
-    shown to `record`. Thread-safe.
+    """`link` is the present core. Requests go through `add`, aborts through `abort`, utility calls through `call`;
+    whatever the link receives must be shown to `record`. Thread-safe.
     """
 
     def __init__(self, start: Callable[[], CoreLink], vllm_config: VllmConfig, restarts: int) -> None:
@@ -35,8 +39,11 @@ class Supervisor:
         self._limit = restarts
         fcfs = vllm_config.scheduler_config.policy == "fcfs"
         self._ledger = Ledger(vllm_config.scheduler_config.max_num_seqs if fcfs else None)
-        self._lock = threading.RLock()  # guards the ledger and which link is the present one
+        self._halt = Halt()
+        self._calls: dict[int, UtilityRequest] = {}  # that the present core has not answered yet
+        self._lock = threading.RLock()  # guards these three and which link is the present one
         self._revival = threading.Lock()
+        self._reviving = False
         self._closing = threading.Event()
         self._restarts: deque[float] = deque()
         self._fruitless = 0  # restarts since the last token
@@ -49,10 +56,19 @@ class Supervisor:
 
     @property
     def may_restart(self) -> bool:
-        """Whether a core that dies now is replaced."""
+        """Whether a core that dies now is replaced, or one that has died is being replaced."""
+        return not self._closing.is_set() and (self._reviving or self._has_restarts_left())
+
+    def _has_restarts_left(self) -> bool:
         while self._restarts and self._restarts[0] < time.monotonic() - RESTART_WINDOW:
             self._restarts.popleft()
-        return len(self._restarts) < self._limit and not self._closing.is_set()
+        return len(self._restarts) < self._limit
+
+    @property
+    def num_held(self) -> int:
+        """Requests that no core has, since others are to be tried before them."""
+        with self._lock:
+            return self._ledger.num_held
 
     def dead_error(self) -> EngineDeadError:
         return self.link.dead_error()
@@ -67,6 +83,13 @@ class Supervisor:
                 raise self.dead_error()
             self._ledger.add(request)
             self._send_due()
+
+    def call(self, link: CoreLink, call: UtilityRequest) -> None:
+        """Asks the core behind `link`. Raises EngineDeadError, TypeError for arguments that cannot be encoded."""
+        if self._limit:
+            with self._lock:
+                self._calls[call.call_id] = call
+        link.send(EngineCoreRequestType.UTILITY, call)
 
     def abort(self, request_ids: list[str]) -> None:
         with self._lock:
@@ -83,11 +106,23 @@ class Supervisor:
         with self._lock:
             self._fruitless = 0
             self._ledger.record(outputs)
+            if outputs.utility_output is not None:
+                self._record_answer(outputs.utility_output)
             self._send_due()
 
+    def _record_answer(self, answer: UtilityOutput) -> None:
+        call = self._calls.pop(answer.call_id, None)
+        if answer.failure_message is None:
+            if call is not None:
+                self._halt.record(call.method, call.args)
+        elif answer.call_id == OWN_CALL_ID:
+            logger.error("The new engine core is not halted as the old one was: %s", answer.failure_message)
+
     def _send_due(self) -> None:
-        """What cannot be sent because the core has just died is sent to its successor."""
-        for request in self._ledger.take_due() if self._limit else ():
+        """What comes while the core is dead waits for its successor."""
+        if not self._limit or self.link.check_death():
+            return
+        for request in self._ledger.take_due():
             try:
                 self.link.send(EngineCoreRequestType.ADD, request)
             except EngineDeadError:
@@ -102,25 +137,44 @@ class Supervisor:
         with self._revival:
             if self.link.dead_cause is None:
                 return EngineCoreOutputs()
-            dead, link = self.link, self._start_again()
-            with self._lock:
-                self.link = link
-                given_up = self._ledger.bury()
-                self._send_due()
+            self._reviving = True
+            try:
+                dead, link = self.link, self._start_again()
+                given_up = self._install(link)
+            finally:
+                self._reviving = False
             dead.release()
             if self._closing.is_set():
                 link.close()
         reason = f"the engine core died of this request twice: {dead.dead_cause}"
         return EngineCoreOutputs(
             outputs=[
-                EngineCoreOutput(request_id, [], finish_reason=FinishReason.ERROR, stop_reason=reason)
-                for request_id in given_up
+                EngineCoreOutput(
+                    request.request_id,
+                    [],
+                    finish_reason=FinishReason.ERROR,
+                    stop_reason=reason,
+                    trace_headers=request.trace_headers,
+                )
+                for request in given_up
             ],
             timestamp=time.monotonic(),
         )
 
+    def _install(self, link: CoreLink) -> list[EngineCoreRequest]:
+        """Brings a new core to where the dead one was. Returns the requests that are given up."""
+        with self._lock:
+            self.link = link
+            self._calls.clear()
+            given_up = self._ledger.bury(halted=bool(self._halt))
+            with contextlib.suppress(EngineDeadError):  # then the next one is told the same
+                for method, args in self._halt.calls():
+                    link.send(EngineCoreRequestType.UTILITY, UtilityRequest(0, OWN_CALL_ID, method, args))
+            self._send_due()
+        return given_up
+
     def _start_again(self) -> CoreLink:
-        while self.may_restart:
+        while self._has_restarts_left() and not self._closing.is_set():
             self._restarts.append(time.monotonic())
             delay = min(FIRST_DELAY * 2 ** (self._fruitless - 1), LONGEST_DELAY) if self._fruitless else 0.0
             self._fruitless += 1

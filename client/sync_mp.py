@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from ..protocol.config import VllmConfig
 from ..protocol.errors import EngineDeadError
 from ..protocol.outputs import EngineCoreOutputs, UtilityOutput
-from ..protocol.requests import EngineCoreRequest, EngineCoreRequestType, UtilityRequest
+from ..protocol.requests import EngineCoreRequest, UtilityRequest
 from .base import SyncEngineCoreClient
 from .failures import utility_result
 from .link import CoreLink
@@ -51,7 +51,7 @@ class SyncMPClient(SyncEngineCoreClient):
         self._answers[call_id] = None
         link = self._living_link()
         try:
-            link.send(EngineCoreRequestType.UTILITY, UtilityRequest(0, call_id, method, list(args)))
+            self._supervisor.call(link, UtilityRequest(0, call_id, method, list(args)))
             return utility_result(self._wait_for(lambda: self._answers[call_id], link))
         finally:
             del self._answers[call_id]
@@ -67,6 +67,10 @@ class SyncMPClient(SyncEngineCoreClient):
 
     def dead_error(self) -> EngineDeadError:
         return self._supervisor.dead_error()
+
+    @property
+    def num_held_requests(self) -> int:
+        return self._supervisor.num_held
 
     def shutdown(self, timeout: float | None = None) -> None:
         """What the core finished meanwhile is still handed out by `get_output`."""

@@ -17,6 +17,7 @@ from zmq.utils.monitor import recv_monitor_message
 from ..protocol.codec import Buffer, MsgpackDecoder, MsgpackEncoder
 from ..protocol.errors import ProtocolError
 from ..protocol.outputs import ENGINE_CORE_DEAD, EngineCoreOutputs, UtilityOutput
+from ..protocol.params import SamplingParams
 from ..protocol.requests import EngineCoreRequest, EngineCoreRequestType, UtilityRequest
 from ..protocol.sockets import OutputSeal, connect, receive_frames
 from .scheduler.request import Request
@@ -43,7 +44,7 @@ class RequestIntake(Protocol):
 
     def preprocess_add_request(self, request: EngineCoreRequest) -> Request: ...
 
-    def fail_request(self, request_id: str, client_index: int, error: Exception) -> None: ...
+    def fail_request(self, request: EngineCoreRequest, error: Exception) -> None: ...
 
     def fail_call(self, client_index: int, call_id: int, error: Exception) -> None: ...
 
@@ -137,13 +138,15 @@ class InputThread(threading.Thread):
         try:
             request = self._add_decoder.decode(frames)
         except ProtocolError as error:
-            self._intake.fail_request(_readable_field(frames, 0, str), client_index, error)
+            request_id = _readable_field(frames, 0, str)
+            unreadable = EngineCoreRequest(request_id, [], SamplingParams(), client_index=client_index)
+            self._intake.fail_request(unreadable, error)
             return
         request.client_index = client_index
         try:
             prepared = self._intake.preprocess_add_request(request)
         except Exception as error:  # whatever is wrong with a request ends that request alone
-            self._intake.fail_request(request.request_id, client_index, error)
+            self._intake.fail_request(request, error)
             return
         self._intake.input_queue.put((EngineCoreRequestType.ADD, prepared))
 

@@ -7,7 +7,7 @@ import importlib
 import logging
 import queue
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Literal
 
@@ -122,7 +122,7 @@ class EngineCore:
         try:
             prepared = self.preprocess_add_request(request)
         except Exception as error:
-            self.fail_request(request.request_id, request.client_index, error)
+            self.fail_request(request, error)
             return
         self.add_prepared_request(prepared)
 
@@ -134,13 +134,12 @@ class EngineCore:
         try:
             self.scheduler.add_request(request)
         except Exception as error:
-            self.fail_request(request.request_id, request.client_index, error)
+            self.fail_request(request, error)
 
-    def fail_request(self, request_id: str, client_index: int, error: Exception) -> None:
+    def fail_request(self, request: EngineCoreRequest | Request, error: Exception) -> None:
         """Ends a request that never reached the scheduler."""
-        logger.error("Request %s failed while being added", request_id, exc_info=error)
-        reason = f"{type(error).__name__}: {error}"
-        self._emit_finished([(request_id, client_index)], FinishReason.ERROR, reason)
+        logger.error("Request %s failed while being added", request.request_id, exc_info=error)
+        self._emit_finished([request], FinishReason.ERROR, f"{type(error).__name__}: {error}")
 
     def abort_requests(self, request_ids: list[str]) -> None:
         """Frees what the requests hold; no output follows. Unknown ids are ignored."""
@@ -153,16 +152,23 @@ class EngineCore:
 
     def abort_all_requests(self) -> None:
         """Ends every request, with an output that says so."""
-        finished = self.scheduler.finish_requests(None, RequestStatus.FINISHED_ABORTED)
-        self._emit_finished(finished, FinishReason.ABORT)
+        requests = list(self.scheduler.requests.values())
+        self.scheduler.finish_requests(None, RequestStatus.FINISHED_ABORTED)
+        self._emit_finished(requests, FinishReason.ABORT)
 
     def _emit_finished(
-        self, finished: Sequence[tuple[str, int]], reason: FinishReason, stop_reason: str | None = None
+        self, requests: Iterable[EngineCoreRequest | Request], reason: FinishReason, stop_reason: str | None = None
     ) -> None:
         by_client: dict[int, list[EngineCoreOutput]] = {}
-        for request_id, client_index in finished:
-            output = EngineCoreOutput(request_id, [], finish_reason=reason, stop_reason=stop_reason)
-            by_client.setdefault(client_index, []).append(output)
+        for request in requests:
+            output = EngineCoreOutput(
+                request.request_id,
+                [],
+                finish_reason=reason,
+                stop_reason=stop_reason,
+                trace_headers=request.trace_headers,
+            )
+            by_client.setdefault(request.client_index, []).append(output)
         for client_index, outputs in by_client.items():
             self._emit(client_index, EngineCoreOutputs(outputs=outputs, timestamp=time.monotonic()))
 
@@ -252,7 +258,9 @@ class EngineCore:
         return self._when_idle(paused)
 
     def resume_scheduler(self) -> None:
-        """A pause or sleep that has not come about yet is called off, and fails."""
+        """A pause or sleep that has not come about yet is called off, and fails. Raises RuntimeError in sleep."""
+        if self.executor.is_sleeping:
+            raise RuntimeError("the engine is asleep: wake_up() resumes it")
         for _, done in self._idle_actions:
             done.set_exception(RuntimeError("resumed before everything in flight had finished"))
         self._idle_actions.clear()
@@ -268,11 +276,7 @@ class EngineCore:
         if level == 0:
             return self._pause(mode, False, lambda: None)
 
-        def free_memory() -> None:
-            if not self.executor.is_sleeping:
-                self.executor.sleep(level)
-
-        return self._pause(mode, True, free_memory)
+        return self._pause(mode, True, lambda: self.executor.sleep(level))
 
     def wake_up(self, tags: list[str] | None = None) -> None:
         """Scheduling goes on once all memory is back. Raises ValueError for an unknown tag."""

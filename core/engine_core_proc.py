@@ -170,7 +170,7 @@ class EngineCoreProc(EngineCore):
 
     def _handle_add(self, request: Request) -> None:
         if self._shutdown_deadline is not None:
-            self._emit_finished([(request.request_id, request.client_index)], FinishReason.ABORT)
+            self._emit_finished([request], FinishReason.ABORT)
             return
         try:
             self.add_prepared_request(request)

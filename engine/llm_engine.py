@@ -179,7 +179,8 @@ class LLMEngine(EngineControls):
         if not self._halted:
             return False
         running, waiting = self.engine_core.get_request_counts()
-        return bool(running + waiting >= self.get_num_unfinished_requests())
+        held = self.engine_core.num_held_requests
+        return bool(running + waiting + held >= self.get_num_unfinished_requests())
 
     def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
         """Pauses, then gives memory back: level 0 none, 1 the KV cache's, 2 the weights' too. New requests queue."""

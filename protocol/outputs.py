@@ -55,7 +55,7 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, omit_defaults=True, gc=F
     """What one step added to one request.
 
     `stop_reason` is the stop token's id, or what went wrong (`FinishReason.ERROR`), or "repetition_detected"
-    (`FinishReason.REPETITION`). `trace_headers` are the request's own, on the output with which the scheduler ends it.
+    (`FinishReason.REPETITION`). `trace_headers` are the request's own, on the output that ends it.
     """
 
     request_id: str

@@ -121,7 +121,7 @@ class Soak:
         await engine.wake_up()
 
     async def one_control(self, engine: Any, rng: random.Random) -> None:
-        """Each may find the core dead, in which case it fails, or its successor awake."""
+        """Each may find the core dead, in which case it fails."""
         from corespan.protocol.errors import EngineDeadError
 
         mode = rng.choice(["keep", "wait", "abort", "keep", "wait"])

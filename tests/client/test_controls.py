@@ -103,6 +103,27 @@ def test_waking_in_parts_schedules_only_once_all_is_back(bridge):
     assert bridge.call("is_sleeping") is False
 
 
+def test_a_sleeping_engine_is_woken_not_resumed(bridge):
+    bridge.call("sleep", 1, "abort")
+    queued = request("queued")
+    bridge.add(queued)
+    with pytest.raises(RuntimeError, match="wake_up"):
+        bridge.call("resume_scheduler")
+    assert bridge.call("is_sleeping") is True
+    bridge.call("wake_up", None)
+    assert bridge.collect("queued")[0]["queued"] == tokens_of(queued)
+
+
+def test_a_sleep_can_be_deepened_and_is_not_made_lighter(bridge):
+    bridge.call("sleep", 1, "abort")
+    assert bridge.call("collective_rpc", "asleep") == [["kv_cache"]]
+    bridge.call("sleep", 2, "abort")
+    bridge.call("sleep", 1, "abort")
+    assert bridge.call("collective_rpc", "asleep") == [["kv_cache", "weights"]]
+    bridge.call("wake_up", None)
+    assert bridge.call("collective_rpc", "asleep") == [[]]
+
+
 @pytest.mark.parametrize(
     ("method", "args", "complaint"),
     [

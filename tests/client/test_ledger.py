@@ -15,6 +15,10 @@ def due(ledger):
     return {new.request_id: new.output_token_ids for new in ledger.take_due()}
 
 
+def bury(ledger, halted=False):
+    return [given_up.request_id for given_up in ledger.bury(halted)]
+
+
 def receive(ledger, request_id, *tokens, finished=False):
     reason = FinishReason.LENGTH if finished else None
     ledger.record(EngineCoreOutputs(outputs=[EngineCoreOutput(request_id, list(tokens), reason)]))
@@ -66,7 +70,7 @@ def test_a_request_on_trial_whose_core_dies_is_given_up():
     assert due(ledger) == {"x": []}
     receive(ledger, "x", 1, finished=True)
     assert due(ledger) == {"killer": []}
-    assert ledger.bury() == ["killer"]
+    assert bury(ledger) == ["killer"]
     assert due(ledger) == {"y": []}
     receive(ledger, "y", 1, 2)
     assert due(ledger) == {}
@@ -79,7 +83,37 @@ def test_a_lone_request_whose_core_dies_twice_is_given_up_however_far_it_was():
     receive(ledger, "killer", 1, 2, 3, 4)
     assert ledger.bury() == []
     assert due(ledger) == {"killer": [1, 2, 3, 4]}
-    assert ledger.bury() == ["killer"]
+    assert bury(ledger) == ["killer"]
+
+
+def test_nobody_is_suspected_of_a_death_in_which_nothing_ran():
+    ledger = Ledger(None)
+    add(ledger, "x", "y")
+    due(ledger)
+    assert bury(ledger, halted=True) == []
+    assert due(ledger) == {"x": [], "y": []}
+    assert ledger.num_held == 0
+
+
+def test_a_request_on_trial_stays_there_when_the_core_dies_halted():
+    ledger = Ledger(None)
+    add(ledger, "x", "y")
+    due(ledger)
+    assert bury(ledger) == []
+    assert due(ledger) == {"x": []}
+    assert bury(ledger, halted=True) == []
+    assert due(ledger) == {"x": []}
+    assert ledger.num_held == 1
+    assert bury(ledger) == ["x"]
+
+
+def test_a_lone_request_is_not_blamed_for_a_death_in_which_nothing_ran():
+    ledger = Ledger(None)
+    add(ledger, "lone")
+    due(ledger)
+    assert bury(ledger, halted=True) == []
+    due(ledger)
+    assert bury(ledger) == []
 
 
 def test_requests_that_cannot_have_been_running_are_not_suspected():

@@ -3,9 +3,10 @@
 import contextlib
 import os
 import signal
+import threading
 
 import pytest
-from bridge import request, tokens_of
+from bridge import DEADLINE, request, tokens_of
 from fake_executor import KILL, RAISE
 from leftovers import Leftovers
 
@@ -32,6 +33,9 @@ def test_requests_go_on_with_the_tokens_they_would_have_had(make_mp_bridge):
     for new in requests:
         bridge.add(new)
     kill_core(bridge)
+    assert bridge.call("is_scheduler_paused") is True
+    assert list(bridge.call("get_request_counts")) == [0, 8]
+    bridge.call("resume_scheduler")
     tokens, reasons = bridge.collect(*(new.request_id for new in requests))
     assert tokens == {new.request_id: tokens_of(new) for new in requests}
     assert set(reasons.values()) == {FinishReason.LENGTH}
@@ -106,9 +110,70 @@ def test_an_aborted_request_does_not_come_back(make_mp_bridge):
     bridge.add(request("gone"))
     bridge.abort("gone")
     kill_core(bridge)
+    bridge.call("resume_scheduler")
     tokens, _ = bridge.collect("kept")
     assert tokens == {"kept": tokens_of(kept)}
     assert list(bridge.call("get_request_counts")) == [0, 0]
+
+
+def test_the_successor_of_a_core_that_slept_sleeps_as_it_did(make_mp_bridge):
+    bridge = restarting(make_mp_bridge)
+    bridge.call("sleep", 2, "abort")
+    bridge.call("wake_up", ["kv_cache"])
+    queued = request("queued")
+    bridge.add(queued)
+    kill_core(bridge)
+    assert bridge.call("collective_rpc", "asleep") == [["weights"]]
+    assert bridge.call("is_sleeping") is True
+    assert list(bridge.call("get_request_counts")) == [0, 1]
+    bridge.call("wake_up", None)
+    assert bridge.call("is_sleeping") is False
+    assert bridge.collect("queued")[0] == {"queued": tokens_of(queued)}
+    kill_core(bridge)
+    assert bridge.call("is_sleeping") is False
+
+
+def test_the_successor_of_a_core_that_was_resumed_runs(make_mp_bridge):
+    bridge = restarting(make_mp_bridge)
+    bridge.call("pause_scheduler", "abort", True)
+    bridge.call("resume_scheduler")
+    with pytest.raises(ValueError):
+        bridge.call("sleep", 7, "abort")
+    kill_core(bridge)
+    assert bridge.call("is_scheduler_paused") is False
+
+
+def test_what_comes_while_the_last_allowed_core_starts_waits_for_it(make_mp_bridge, monkeypatch):
+    bridge = restarting(make_mp_bridge, restarts=1)
+    supervisor = bridge.client._supervisor
+    start, starting, go = supervisor._start, threading.Event(), threading.Event()
+
+    def start_when_told():
+        starting.set()
+        assert go.wait(DEADLINE)
+        return start()
+
+    monkeypatch.setattr(supervisor, "_start", start_when_told)
+    bridge.call("pause_scheduler", "keep", False)
+    bridge.add(request("gone"))
+    kill_core(bridge)
+    answers = []
+    caller = threading.Thread(target=lambda: answers.append(bridge.call("is_scheduler_paused")))
+    caller.start()
+    assert starting.wait(DEADLINE)
+    assert not bridge.client.engine_dead
+    late = request("late")
+    bridge.add(late)
+    bridge.abort("gone")
+    go.set()
+    caller.join(DEADLINE)
+    assert answers == [True]
+    assert list(bridge.call("get_request_counts")) == [0, 1]
+    bridge.call("resume_scheduler")
+    assert bridge.collect("late")[0] == {"late": tokens_of(late)}
+    kill_core(bridge)
+    with pytest.raises(EngineDeadError):
+        bridge.call("is_sleeping")
 
 
 def test_when_the_restarts_are_used_up_the_death_is_final(make_mp_bridge):

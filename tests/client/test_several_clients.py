@@ -8,6 +8,7 @@ import signal
 import pytest
 from bridge import DEADLINE, FAKE_EXECUTOR, fake_config, request, tokens_of
 
+from corespan.client.addresses import ClientAddresses
 from corespan.client.async_mp import make_async_mp_client
 from corespan.protocol.errors import EngineDeadError
 
@@ -104,6 +105,41 @@ async def test_the_core_s_death_reaches_every_client():
     first.shutdown()
 
 
-def test_addresses_and_index_must_fit():
-    with pytest.raises(ValueError, match="client_index is 1"):
-        make_client(client_index=1, client_count=2)
+@pytest.mark.parametrize("options", [{"client_index": 1}, {"client_index": 2}, {"client_index": -1}])
+def test_addresses_and_index_must_fit(options):
+    with pytest.raises(ValueError, match=f"client_index is {options['client_index']}"):
+        make_client(client_count=2, **options)
+
+
+def test_a_shared_core_and_restarts_are_refused_together():
+    config = fake_config(parallel={"engine_restart": 3})
+    addresses = ClientAddresses(socket_dir="/nowhere", output_token=b"", client_index=1)
+    for options in ({}, {"client_addresses": addresses, "client_index": 1}):
+        with pytest.raises(ValueError, match="engine_restart is 3, client_count 2"):
+            make_async_mp_client(config, FAKE_EXECUTOR, False, client_count=2, **options)
+
+
+def run_first_client(connection):
+    """In a process of its own: owns the core."""
+    client = make_client(client_count=2)
+    connection.send(client.client_addresses(1))
+    connection.recv()
+
+
+async def test_when_the_client_that_started_it_is_killed_the_core_goes_and_the_others_are_told():
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=run_first_client, args=(theirs,), daemon=True)
+    process.start()
+    addresses = await asyncio.to_thread(ours.recv)
+    second = make_client(client_addresses=addresses, client_count=2, client_index=1)
+    fine = request("fine")
+    await second.add_request_async(fine)
+    assert await collect(second, "fine") == {"fine": tokens_of(fine)}
+    waiting = asyncio.create_task(second.get_output_async())
+    os.kill(process.pid, signal.SIGKILL)
+    with pytest.raises(EngineDeadError, match="has ended"):
+        await asyncio.wait_for(waiting, DEADLINE)
+    process.join(DEADLINE)
+    second.shutdown()
+    assert not os.path.exists(addresses.socket_dir)

@@ -67,7 +67,7 @@ class FakeExecutor(Executor):
         pass
 
     def sleep(self, level: int = 1) -> None:
-        self.asleep = {"kv_cache"} if level == 1 else {"kv_cache", "weights"}
+        self.asleep |= {"kv_cache"} if level == 1 else {"kv_cache", "weights"}
 
     def wake_up(self, tags: Any = None) -> None:
         self.asleep -= set(self.asleep if tags is None else tags)
@@ -78,6 +78,9 @@ class FakeExecutor(Executor):
 
     def worker_echo(self, *values: Any) -> Any:
         return list(values)
+
+    def worker_asleep(self) -> list[str]:
+        return sorted(self.asleep)
 
     def worker_pid(self) -> int:
         return os.getpid()
