@@ -38,6 +38,9 @@ GREEDY_TEMPERATURE = 1e-5
 
 MAX_LOGPROB_TOKEN_IDS = 128
 
+CONSTRAINTS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+"""The fields of `StructuredOutputsParams` of which exactly one is given."""
+
 
 class RequestOutputKind(enum.IntEnum):
     """What each output of a stream holds."""
@@ -60,11 +63,13 @@ class SupportsEncode(Protocol):
 
 
 class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, repr_omit_defaults=True):
-    """A constraint on the text of the answer. Exactly one of the first five is given.
+    """A constraint on the text of the answer. Exactly one of `CONSTRAINTS` is given.
 
     json: a JSON schema, as text or as data; regex: the whole answer matches; choice: the answer is one of these;
-    grammar: Lark or EBNF (GBNF) text; json_object=True: any JSON object.
-    The whitespace options and disable_additional_properties apply to json (and whitespace to json_object).
+    grammar: Lark or EBNF (GBNF) text; json_object=True: any JSON object; structural_tag: JSON text that holds
+    `structures`, a list of {"begin": text, "schema": JSON schema, "end": text}, and `triggers`, a list of texts: the
+    answer is free until one of the triggers, and then one of the structures that begin with it.
+    The whitespace options and disable_additional_properties apply to JSON schemas (and whitespace to json_object).
     """
 
     json: str | dict[str, Any] | None = None
@@ -75,21 +80,19 @@ class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, repr_omit_defa
     disable_any_whitespace: bool = False
     disable_additional_properties: bool = False
     whitespace_pattern: str | None = None
-    structural_tag: str | None = None  # refused: there are no structural tags
+    structural_tag: str | None = None
 
     def __post_init__(self) -> None:
-        if self.structural_tag is not None:
-            reject("structured_outputs.structural_tag", self.structural_tag, "None: structural tags are not supported")
-        given = [kind for kind in _CONSTRAINTS if getattr(self, kind) is not None]
+        given = [kind for kind in CONSTRAINTS if getattr(self, kind) is not None]
         if len(given) != 1:
-            reject("structured_outputs", given, f"exactly one of {', '.join(_CONSTRAINTS)}")
+            reject("structured_outputs", given, f"exactly one of {', '.join(CONSTRAINTS)}")
         if self.json is not None and not (isinstance(self.json, (str, dict)) and is_encodable(self.json)):
             reject("structured_outputs.json", self.json, "a JSON schema as text or as a dict of plain data")
-        for name in ("regex", "grammar", "whitespace_pattern"):
+        for name in ("regex", "grammar", "structural_tag", "whitespace_pattern"):
             text = getattr(self, name)
             if not isinstance(text, str | None) or not is_encodable(text):
                 reject(f"structured_outputs.{name}", text, "a string of valid Unicode")
-        for name in ("json", "grammar"):
+        for name in ("json", "grammar", "structural_tag"):
             text = getattr(self, name)
             if isinstance(text, str) and not text.strip():
                 reject(f"structured_outputs.{name}", text, "a non-blank string")
@@ -374,8 +377,6 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, repr_omit_defaults=True
     def bad_words_token_ids(self) -> list[list[int]] | None:
         return self._bad_words_token_ids
 
-
-_CONSTRAINTS = ("json", "regex", "choice", "grammar", "json_object")
 
 _SWITCHES = (
     "ignore_eos",

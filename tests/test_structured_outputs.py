@@ -92,6 +92,19 @@ def test_a_stop_string_ends_a_constrained_answer(runner: Any) -> None:
     assert (output.outputs[0].finish_reason, output.outputs[0].stop_reason) == ("stop", "-")
 
 
+def test_a_structural_tag_binds_the_answer_behind_its_trigger_only(runner: Any) -> None:
+    structures = [{"begin": "e=", "schema": {"enum": [1, 2, 3]}, "end": ";"}]
+    tag = json.dumps({"type": "structural_tag", "structures": structures, "triggers": ["e"]})
+    all_params = [constrained(structural_tag=tag, seed=seed, max_tokens=80) for seed in range(4)]
+
+    outputs = runner.generate(["Once upon a time"] * 4, all_params)
+
+    texts = [output.outputs[0].text for output in outputs]
+    assert all(re.fullmatch(r"([^e]|e=[123];)*(e(=[123]?)?)?", text) for text in texts)
+    assert sum(text.count("e=") for text in texts) > 4
+    assert all(re.sub(r"e=[123];", "", text) for text in texts)
+
+
 def test_min_tokens_does_not_leave_a_finished_answer_without_a_token(runner: Any) -> None:
     (output,) = runner.generate(["x"], constrained(choice=["a"], min_tokens=5, max_tokens=9))
 

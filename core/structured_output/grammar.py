@@ -13,13 +13,14 @@ import re
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import llguidance
+import msgspec
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from ...protocol.errors import VLLMValidationError
-from ...protocol.params import StructuredOutputsParams
+from ...protocol.params import CONSTRAINTS, StructuredOutputsParams
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
@@ -40,8 +41,11 @@ T = TypeVar("T")
 _EOS = 256
 
 
-def grammar_text(params: StructuredOutputsParams) -> str:
-    """The grammar in llguidance's own notation. Raises VLLMValidationError when it does not parse or is too big."""
+def grammar_text(params: StructuredOutputsParams, tokenizer: "llguidance.LLTokenizer | None" = None) -> str:
+    """The grammar in llguidance's own notation. Raises VLLMValidationError when it does not parse or is too big.
+
+    `tokenizer` tells which triggers of a structural tag are special tokens; without it all count as text.
+    """
     try:
         _check_size(params)
         if params.json is not None or params.json_object:
@@ -51,6 +55,8 @@ def grammar_text(params: StructuredOutputsParams) -> str:
         if params.choice is not None:
             options = " | ".join(json.dumps(option) for option in params.choice)
             return llguidance.LLMatcher.grammar_from_lark(f"start: {options}")
+        if params.structural_tag is not None:
+            return _structural_tag_grammar(params, tokenizer)
         text = params.grammar or ""
         return llguidance.LLMatcher.grammar_from_lark(gbnf_to_lark(text) if _EBNF_RULE.search(text) else text)
     except Exception as error:  # the notation converters raise whatever their parsers do
@@ -93,8 +99,8 @@ def with_deep_stack(compile_grammar: Callable[[], T]) -> T:
 
 def _check_size(params: StructuredOutputsParams) -> None:
     """Raise ValueError for what might need a deeper stack than `with_deep_stack` gives."""
-    text = params.grammar or (params.json if isinstance(params.json, str) else json.dumps(params.json))
-    num_references = len(set(_REFERENCE.findall(text)))
+    text = params.grammar or params.structural_tag or params.json
+    num_references = len(set(_REFERENCE.findall(text if isinstance(text, str) else json.dumps(text))))
     if num_references > MAX_REFERENCES:
         raise ValueError(f"it refers to {num_references} definitions, at most {MAX_REFERENCES} are supported")
     num_rules = len(_RULE.findall(params.grammar or ""))
@@ -108,12 +114,63 @@ def _json_grammar(params: StructuredOutputsParams) -> str:
         schema = json.loads(schema)
     if params.disable_additional_properties:
         schema = _closed(schema)
+    overrides = _whitespace_options(params) or None
+    return llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema, allow_nan=False), overrides=overrides)
+
+
+def _whitespace_options(params: StructuredOutputsParams) -> "JsonCompileOptions":
     options: JsonCompileOptions = {}
     if params.disable_any_whitespace:
         options["whitespace_flexible"] = False
     if params.whitespace_pattern is not None:
         options["whitespace_pattern"] = params.whitespace_pattern
-    return llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema, allow_nan=False), overrides=options or None)
+    return options
+
+
+class _Structure(msgspec.Struct):
+    begin: str
+    schema: dict[str, Any] | bool
+    end: str
+
+
+class _StructuralTag(msgspec.Struct):
+    structures: Annotated[list[_Structure], msgspec.Meta(min_length=1)]
+    triggers: list[Annotated[str, msgspec.Meta(min_length=1)]]
+
+
+def _structural_tag_grammar(params: StructuredOutputsParams, tokenizer: "llguidance.LLTokenizer | None") -> str:
+    """Free text, until a trigger appears; from there one of the structures that begin with it, then free text again."""
+    tag = msgspec.json.decode(params.structural_tag or "", type=_StructuralTag)
+    any_tag = " | ".join(f"tag_{number}" for number in range(len(tag.structures)))
+    lines = ["%llguidance {}", f"start: ({any_tag})* TEXT", "TEXT: /(.|\\n)*/"]
+    for number, trigger in enumerate(tag.triggers):
+        special = _special_token(trigger, tokenizer)
+        lines.append(f"trigger_{number}{'' if special else '[lazy]'}: TEXT {special or json.dumps(trigger)}")
+    for number, structure in enumerate(tag.structures):
+        lines.append(f"tag_{number}: {_structure_rule(structure, tag.triggers, params)}")
+    return "\n".join(lines)
+
+
+def _structure_rule(structure: _Structure, triggers: list[str], params: StructuredOutputsParams) -> str:
+    schema = _closed(structure.schema) if params.disable_additional_properties else structure.schema
+    if isinstance(schema, dict):
+        schema = {**schema, "x-guidance": _whitespace_options(params)}
+    for number, trigger in enumerate(triggers):
+        if structure.begin.startswith(trigger):
+            rest = structure.begin.removeprefix(trigger)
+            return f"trigger_{number} {_literal(rest)} %json {json.dumps(schema)} {_literal(structure.end)}"
+    raise ValueError(f"none of the triggers {triggers} is at the beginning of {structure.begin!r}")
+
+
+def _special_token(text: str, tokenizer: "llguidance.LLTokenizer | None") -> str | None:
+    """How a grammar names `text` where it is a special token, which is no text to llguidance."""
+    token_ids = [] if tokenizer is None else tokenizer.tokenize_str(text, parse_special=True)
+    is_special = tokenizer is not None and len(token_ids) == 1 and tokenizer.is_special_token(token_ids[0])
+    return f"<[{token_ids[0]}]>" if is_special else None
+
+
+def _literal(text: str) -> str:
+    return json.dumps(text) if text else ""
 
 
 def _closed(schema: Any) -> Any:
@@ -129,8 +186,7 @@ def _closed(schema: Any) -> Any:
 
 
 def _refusal(params: StructuredOutputsParams, reason: str) -> VLLMValidationError:
-    kinds = ("json", "regex", "choice", "grammar", "json_object")
-    kind = next(kind for kind in kinds if getattr(params, kind) is not None)
+    kind = next(kind for kind in CONSTRAINTS if getattr(params, kind) is not None)
     first_line = reason.strip().split("\n<state>")[0]
     return VLLMValidationError(
         f"structured_outputs.{kind} cannot be used: {first_line}",

@@ -114,7 +114,8 @@ class StructuredOutputManager:
 
 def _compile(params: StructuredOutputsParams, tokenizer: "Future[llguidance.LLTokenizer]") -> llguidance.LLMatcher:
     """Raises ValueError when the grammar cannot be compiled."""
-    grammar, compiled_for = grammar_text(params), tokenizer.result()
+    compiled_for = tokenizer.result()
+    grammar = grammar_text(params, compiled_for)
     matcher = with_deep_stack(lambda: llguidance.LLMatcher(compiled_for, grammar, log_level=0))
     if matcher.is_error():
         raise ValueError(f"the grammar of the structured output cannot be compiled: {matcher.get_error()}")

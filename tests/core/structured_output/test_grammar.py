@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -14,6 +15,21 @@ from corespan.protocol.params import SamplingParams, StructuredOutputsParams
 
 LARK = '?start: sum\nsum: NUMBER ("+" NUMBER)*\nNUMBER: /[0-9]+/'
 EBNF = 'root ::= number ("+" number)*\nnumber ::= [0-9]+'
+
+
+def structural_tag(structures: Sequence[tuple[str, Any, str]], triggers: Sequence[str] = ("<f",)) -> str:
+    named = [{"begin": begin, "schema": schema, "end": end} for begin, schema, end in structures]
+    return json.dumps({"type": "structural_tag", "structures": named, "triggers": list(triggers)})
+
+
+TOOLS = structural_tag(
+    [
+        ("<f=sum>", {"type": "array", "items": {"type": "integer"}}, "</f>"),
+        ("<f=say>", {"properties": {"a": {"type": "string"}}, "required": ["a"], "type": "object"}, "</f>"),
+        ("[now", True, "]"),
+    ],
+    triggers=["<f=", "["],
+)
 
 
 @pytest.mark.parametrize(
@@ -32,6 +48,8 @@ EBNF = 'root ::= number ("+" number)*\nnumber ::= [0-9]+'
         {"choice": ["yes", "no", 'with "quotes"\n', "日本"]},
         {"grammar": LARK},
         {"grammar": EBNF},
+        {"structural_tag": TOOLS},
+        {"structural_tag": TOOLS, "disable_any_whitespace": True, "disable_additional_properties": True},
     ],
 )
 def test_a_sound_constraint_is_accepted(fields: dict[str, Any]) -> None:
@@ -62,6 +80,13 @@ def test_a_sound_constraint_is_accepted(fields: dict[str, Any]) -> None:
         ({"grammar": 'start: start "a"'}, "no text satisfies it"),
         ({"grammar": "root ::= ("}, "cannot be used"),
         ({"grammar": "hello ((("}, "cannot be used"),
+        ({"structural_tag": "{"}, "truncated"),
+        ({"structural_tag": "{}"}, "missing required field `structures`"),
+        ({"structural_tag": structural_tag([])}, "length >= 1"),
+        ({"structural_tag": structural_tag([("<f>", {}, "")], triggers=[""])}, "length >= 1"),
+        ({"structural_tag": structural_tag([("<f>", {}, "")], triggers=["<g"])}, "none of the triggers"),
+        ({"structural_tag": structural_tag([("<f>", 5, "")])}, "$.structures[0].schema"),
+        ({"structural_tag": structural_tag([("<f>", {"type": "bogus"}, "")])}, "bogus"),
     ],
 )
 def test_a_malformed_or_impossible_constraint_is_refused_at_the_caller(fields: dict[str, Any], reason: str) -> None:

@@ -120,6 +120,24 @@ def test_after_the_end_nothing_else_is_allowed(manager: StructuredOutputManager,
     assert not manager.accept_token(request, digit)
 
 
+@pytest.mark.parametrize("trigger", ["<tool", "<|im_start|>"], ids=["text", "special token"])
+def test_a_structural_tag_leaves_text_free_until_a_trigger_and_then_demands_its_structure(
+    manager: StructuredOutputManager, tokenizer: Tokenizer, trigger: str
+) -> None:
+    structure = {"begin": f"{trigger}=f>", "schema": {"enum": [12]}, "end": "</f>"}
+    tag = json.dumps({"structures": [structure], "triggers": [trigger]})
+
+    def accepts(text: str) -> bool:
+        request = ready(manager, request_for(structural_tag=tag))
+        return all(manager.accept_token(request, token_id) for token_id in tokenizer.encode(text).ids)
+
+    end = "<|im_end|>"
+    for text in (f"Free < text.\n{end}", f"First {trigger}=f>12</f> then {trigger}=f>12</f>, and 日本.{end}"):
+        assert accepts(text), text
+    for text in (f"{trigger}=g", f"{trigger}=f>13", f"{trigger}=f>12{end}", f"{trigger}{end}"):
+        assert not accepts(f"First {text}"), text
+
+
 def test_requests_with_the_same_grammar_share_the_compiler_but_not_the_state(
     manager: StructuredOutputManager, tokenizer: Tokenizer
 ) -> None:
