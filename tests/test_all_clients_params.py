@@ -203,16 +203,6 @@ def test_without_detokenisation_there_are_tokens_and_no_text(runner: Any, detoke
     )
 
 
-def test_priority_decides_who_runs_first(make_runner: Any) -> None:
-    """With one place, whoever has the smaller number is scheduled first, and equals go in order of arrival."""
-    engine = make_runner(max_num_seqs=1, scheduling_policy="priority", disable_log_stats=False)
-
-    outputs = engine.generate_held(PROMPTS[:5], greedy(4), priority=[5, 1, 1, -3, 5])
-
-    starts = [output.metrics.scheduled_ts for output in outputs]
-    assert sorted(range(5), key=starts.__getitem__) == [3, 1, 2, 0, 4]
-
-
 def test_truncated_prompts_keep_their_end(runner: Any) -> None:
     ids = list(range(5, 105))
 

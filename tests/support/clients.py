@@ -77,18 +77,26 @@ class Runner:
         all_params = [params] * len(prompts) if isinstance(params, SamplingParams) else params
         return self._loop.run(self._generate_async(prompts, all_params, priority or [0] * len(prompts)))
 
-    def generate_held(self, prompts: Sequence[Any], params: SamplingParams, priority: list[int]) -> list[RequestOutput]:
-        """`generate` with the scheduler paused until all of the prompts wait, so that none begins before."""
+    def generate_in_waves(
+        self, waves: Sequence[Sequence[Any]], params: SamplingParams, priorities: Sequence[list[int]]
+    ) -> list[RequestOutput]:
+        """The final outputs of all waves' prompts, in their order.
+
+        The scheduler is paused until all of the first wave wait. Each further wave comes when another request ends.
+        """
         self.call("pause_generation", "keep")
-        if self.kind != "async_mp":
-            self.llm.enqueue(prompts, params, priority, use_tqdm=False)
-            self.llm.resume_generation()
-            return self.llm.wait_for_completion(use_tqdm=False)
-        outputs = self._loop.start(self._generate_async(prompts, [params] * len(prompts), priority))
-        while sum(self.utility("get_request_counts")) < len(prompts):
-            pass  # each round is a message to the core and back
-        self.call("resume_generation")
-        return outputs.result(60)
+        if self.kind == "async_mp":
+            return self._loop.run(self._waves_async(waves, params, priorities))
+        self.llm.enqueue(waves[0], params, priorities[0], use_tqdm=False)
+        self.llm.resume_generation()
+        ended: list[RequestOutput] = []
+        for prompts, wave_priorities in zip(waves[1:], priorities[1:], strict=True):
+            num_ended = len(ended)
+            while len(ended) == num_ended:
+                ended += [output for output in self.llm.llm_engine.step() if output.finished]
+            self.llm.enqueue(prompts, params, wave_priorities, use_tqdm=False)
+        ended += self.llm.wait_for_completion(use_tqdm=False)
+        return sorted(ended, key=lambda output: int(output.request_id))
 
     def stream(
         self, prompt: Any, params: SamplingParams, abort_after: int | None = None, request_id: str | None = None
@@ -188,19 +196,37 @@ class Runner:
     async def _generate_async(
         self, prompts: Sequence[Any], params: Sequence[SamplingParams], priorities: list[int]
     ) -> list[RequestOutput]:
-        async def final_output(prompt: Any, params: SamplingParams, priority: int) -> RequestOutput:
-            params = params.clone()
-            params.output_kind = RequestOutputKind.FINAL_ONLY
-            stream = self.async_llm.generate(prompt, params, self._new_id(), priority=priority)
-            return [output async for output in stream][-1]
-
-        tasks = [asyncio.ensure_future(final_output(*each)) for each in zip(prompts, params, priorities, strict=True)]
+        batch = zip(prompts, params, priorities, strict=True)
+        tasks = [asyncio.ensure_future(self._final_output(*each)) for each in batch]
         try:
             return list(await asyncio.gather(*tasks))
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _final_output(self, prompt: Any, params: SamplingParams, priority: int) -> RequestOutput:
+        params = params.clone()
+        params.output_kind = RequestOutputKind.FINAL_ONLY
+        stream = self.async_llm.generate(prompt, params, self._new_id(), priority=priority)
+        return [output async for output in stream][-1]
+
+    async def _waves_async(
+        self, waves: Sequence[Sequence[Any]], params: SamplingParams, priorities: Sequence[list[int]]
+    ) -> list[RequestOutput]:
+        tasks = []
+        for prompts, wave_priorities in zip(waves, priorities, strict=True):
+            if tasks:
+                num_ended = sum(task.done() for task in tasks)
+                while sum(task.done() for task in tasks) == num_ended:
+                    await asyncio.wait([task for task in tasks if not task.done()], return_when=asyncio.FIRST_COMPLETED)
+            for prompt, priority in zip(prompts, wave_priorities, strict=True):
+                tasks.append(asyncio.ensure_future(self._final_output(prompt, params, priority)))
+            if prompts is waves[0]:
+                while sum(await _awaited(self.async_llm, "get_request_counts", ())) < len(prompts):
+                    pass  # each round is a message to the core and back
+                await self.async_llm.resume_generation()
+        return list(await asyncio.gather(*tasks))
 
     async def _under_one_id_async(
         self, request_id: str, prompts: Sequence[str], params: SamplingParams
