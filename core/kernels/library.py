@@ -165,9 +165,22 @@ class SiluMul(Operation):
     _fields_ = [("rows", Pointer), ("gate_up", Pointer), ("out", Pointer), ("size", Int), ("dtype", Int)]
 
 
-class Argmax(Operation):
+class Draw(Operation):
     kind = 8
-    _fields_ = [("rows", Pointer), ("logits", Pointer), ("stride", Int), ("n", Int), ("out", Pointer)]
+    _fields_ = [
+        ("rows", Pointer),
+        ("logits", Pointer),
+        ("stride", Int),
+        ("n", Int),
+        ("temperature", Pointer),
+        ("min_p", Pointer),
+        ("top_k", Pointer),
+        ("top_p", Pointer),
+        ("uniforms", Pointer),
+        ("token_ids", Pointer),
+        ("largest", Pointer),
+        ("processed", Pointer),
+    ]
 
 
 class Quantize(Operation):
@@ -181,6 +194,22 @@ class Quantize(Operation):
         ("sums", Pointer),
         ("k", Int),
         ("block", Int),
+    ]
+
+
+class Logprobs(Operation):
+    kind = 10
+    _fields_ = [
+        ("rows", Pointer),
+        ("logits", Pointer),
+        ("stride", Int),
+        ("n", Int),
+        ("width", Int),
+        ("find_largest", Int),
+        ("normalize", Int),
+        ("ids", Pointer),
+        ("values", Pointer),
+        ("ranks", Pointer),
     ]
 
 

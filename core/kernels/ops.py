@@ -51,19 +51,3 @@ def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
         )
     )
     return out
-
-
-def argmax(logits: torch.Tensor) -> torch.Tensor:
-    """logits: [n, vocab_size] float32, contiguous. Returns [n] int64: the first of each row's largest values."""
-    out = torch.empty(logits.shape[0], dtype=torch.int64)
-    rows = library.Int(logits.shape[0])
-    library.run(
-        library.Argmax(
-            rows=ctypes.addressof(rows),
-            logits=logits.data_ptr(),
-            stride=logits.stride(0),
-            n=logits.shape[1],
-            out=out.data_ptr(),
-        )
-    )
-    return out

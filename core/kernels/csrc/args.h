@@ -151,15 +151,38 @@ struct SiluMulArgs {
     int64_t dtype;
 };
 
-struct ArgmaxArgs {
+// A token for each row: the first of the largest where the temperature is 0, else drawn from softmax(logits / temperature)
+// after min-p, top-k and top-p, as the first, in the order of ids, whose cumulative probability exceeds the uniform number.
+struct DrawArgs {
     const int64_t* rows;
     const float* logits;  // [rows, stride]
     int64_t stride;
     int64_t n;
-    int64_t* out;  // [rows]
+    const double* temperature;  // [rows]
+    const double* min_p;        // [rows], 0: off
+    const int64_t* top_k;       // [rows], 0: off
+    const double* top_p;        // [rows], 1: off
+    const double* uniforms;     // [rows], within 0..1
+    int64_t* token_ids;         // [rows]
+    float* largest;             // [rows], NaN where any logit is; a row without a finite largest is not drawn from
+    float* processed;           // [rows, n] or null: the logits that were drawn from, -inf where not kept
 };
 
-enum Kind : int64_t { EMBED, RMS_NORM, GEMM, PACK, ROTARY, WRITE_KV, ATTENTION, SILU_MUL_OP, ARGMAX, QUANTIZE };
+// Log-probabilities of ids, and the rank of the first id of each row: how many entries are not below its own.
+struct LogprobsArgs {
+    const int64_t* rows;
+    const float* logits;  // [rows, stride]
+    int64_t stride;
+    int64_t n;
+    int64_t width;         // ids to a row
+    int64_t find_largest;  // 1: all ids but the first are set here, to the largest entries
+    int64_t normalize;     // 0: logits are reported as they are
+    int32_t* ids;          // [rows, width]
+    float* values;         // [rows, width]
+    int32_t* ranks;        // [rows]
+};
+
+enum Kind : int64_t { EMBED, RMS_NORM, GEMM, PACK, ROTARY, WRITE_KV, ATTENTION, SILU_MUL_OP, DRAW, QUANTIZE, LOGPROBS };
 
 struct Op {
     int64_t kind;

@@ -43,8 +43,9 @@ extern "C" __attribute__((visibility("default"))) int64_t corespan_args_size(int
         case WRITE_KV: return sizeof(WriteKvArgs);
         case ATTENTION: return sizeof(AttentionArgs);
         case SILU_MUL_OP: return sizeof(SiluMulArgs);
-        case ARGMAX: return sizeof(ArgmaxArgs);
+        case DRAW: return sizeof(DrawArgs);
         case QUANTIZE: return sizeof(QuantizeArgs);
+        case LOGPROBS: return sizeof(LogprobsArgs);
         default: return 0;
     }
 }

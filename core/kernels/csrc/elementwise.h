@@ -1,4 +1,4 @@
-// The operations between the matrix products: embedding, RMSNorm with the residual sum, SiLU-and-mul, argmax.
+// The operations between the matrix products: embedding, RMSNorm with the residual sum, SiLU-and-mul.
 
 template <class T>
 void embed(const EmbedArgs& a, Team& team) {
@@ -42,25 +42,4 @@ void silu_mul(const SiluMulArgs& a, Team& team) {
             out[i] = round_to<T>(activated * to_float(gate[a.size + i]));
         }
     });
-}
-
-// The first of the largest values, as torch.argmax on the CPU gives; a NaN counts as the largest.
-static int64_t argmax_row(const float* x, int64_t n) {
-    constexpr int64_t STRIPE = 1024;
-    int64_t best = 0;
-    for (int64_t start = 0; start < n; start += STRIPE) {
-        const int64_t end = smaller(n, start + STRIPE);
-        bool better = false;
-        for (int64_t i = start; i < end; i++) better |= !(x[i] <= x[best]);
-        if (!better) continue;
-        for (int64_t i = start; i < end; i++) {
-            if (x[i] != x[i]) return i;
-            if (x[i] > x[best]) best = i;
-        }
-    }
-    return best;
-}
-
-void argmax(const ArgmaxArgs& a, Team& team) {
-    team.share(*a.rows, [&](int64_t row) { a.out[row] = argmax_row(a.logits + row * a.stride, a.n); });
 }

@@ -1,6 +1,7 @@
 // What every isa_*.cpp includes before it raises its target.
 #pragma once
 
+#include <float.h>
 #include <math.h>
 #include <cstdint>
 #include <cstdlib>

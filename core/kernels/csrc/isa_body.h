@@ -13,6 +13,7 @@
 #include "gemm.h"
 #include "kv_write.h"
 #include "quant.h"
+#include "sampling.h"
 
 #define BY_DTYPE(function, Args) \
     ((const Args*)op.args)->dtype == BFLOAT16 ? function<bf16>(*(const Args*)op.args, team) \
@@ -38,8 +39,9 @@ static void execute(const Op& op, Team& team) {
         case WRITE_KV: return BY_DTYPE(write_kv, WriteKvArgs);
         case ATTENTION: return attention(*(const AttentionArgs*)op.args, team);
         case SILU_MUL_OP: return BY_DTYPE(silu_mul, SiluMulArgs);
-        case ARGMAX: return argmax(*(const ArgmaxArgs*)op.args, team);
+        case DRAW: return draw(*(const DrawArgs*)op.args, team);
         case QUANTIZE: return quantize(*(const QuantizeArgs*)op.args, team);
+        case LOGPROBS: return logprobs(*(const LogprobsArgs*)op.args, team);
     }
 }
 

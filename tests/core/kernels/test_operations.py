@@ -45,19 +45,6 @@ def test_silu_and_mul_equals_torch(size: int, dtype: torch.dtype, isa: str) -> N
     assert_close(ops.silu_and_mul(gate_up), TorchOps().silu_and_mul(gate_up))
 
 
-@pytest.mark.parametrize("n", [1, 1023, 1024, 49152])
-def test_argmax_finds_the_first_of_the_largest(n: int, isa: str) -> None:
-    logits = torch.randint(0, 40, (5, n), generator=torch.Generator().manual_seed(0)).float()
-    logits[1] = -torch.inf
-    assert torch.equal(ops.argmax(logits), torch.stack([(row == row.max()).nonzero()[0, 0] for row in logits]))
-
-
-def test_argmax_points_at_a_nan(isa: str) -> None:
-    logits = random(2, 3000, dtype=torch.float32)
-    logits[1, 2345] = torch.nan
-    assert ops.argmax(logits)[1] == 2345
-
-
 @pytest.mark.parametrize("rows", [1, 2, 5, 6, 14, 15, 29, 64, 300])
 @pytest.mark.parametrize(("n", "k"), [(32, 16), (33, 2), (100, 130), (576, 1536)])
 def test_products_with_packed_weights_equal_torch(rows: int, n: int, k: int, isa: str) -> None:

@@ -1,0 +1,83 @@
+"""Drawing tokens and taking log-probabilities with the native kernels. `core/sampling` has the same in torch."""
+
+import ctypes
+
+import numpy as np
+import torch
+
+from . import library
+
+
+def supports(logits: torch.Tensor) -> bool:
+    """Whether the kernels take these logits: [n, vocab] float32 on the CPU, each row contiguous."""
+    return logits.device.type == "cpu" and logits.stride(1) == 1 and library.is_available()
+
+
+def draw(
+    logits: torch.Tensor,
+    temperature: np.ndarray,
+    min_p: np.ndarray,
+    top_k: np.ndarray,
+    top_p: np.ndarray,
+    uniforms: np.ndarray,
+    processed: torch.Tensor | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """One token for each row of logits, and the row's largest logit: [n] int64, [n] float32.
+
+    logits: [n, vocab] float32. temperature (0: greedy), min_p (0: off), top_p (1: off), uniforms: [n] float64;
+    top_k: [n] int64 (0: off). processed: [n, vocab] float32, takes the logits that the tokens were drawn from. A row
+    whose largest logit is not finite is not drawn from: its token is that entry's.
+    """
+    token_ids = np.empty(logits.shape[0], dtype=np.int64)
+    largest = np.empty(logits.shape[0], dtype=np.float32)
+    rows = library.Int(logits.shape[0])
+    library.run(
+        library.Draw(
+            rows=ctypes.addressof(rows),
+            logits=logits.data_ptr(),
+            stride=logits.stride(0),
+            n=logits.shape[1],
+            temperature=temperature.ctypes.data,
+            min_p=min_p.ctypes.data,
+            top_k=top_k.ctypes.data,
+            top_p=top_p.ctypes.data,
+            uniforms=uniforms.ctypes.data,
+            token_ids=token_ids.ctypes.data,
+            largest=largest.ctypes.data,
+            processed=None if processed is None else processed.data_ptr(),
+        )
+    )
+    return token_ids, largest
+
+
+def logprobs(
+    logits: torch.Tensor, token_ids: np.ndarray, k: int, more_token_ids: np.ndarray | None, as_logits: bool
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Ids [n, 1 + k] int32, their log-softmax values float32, and the ranks of the first, [n] int32.
+
+    logits: [n, vocab] float32; token_ids: [n]; k <= vocab. Behind the first stand the k largest entries, largest first,
+    or `more_token_ids`, [n, k].
+    """
+    num_rows, vocab_size = logits.shape
+    ids = np.empty((num_rows, 1 + k), dtype=np.int32)
+    ids[:, 0] = token_ids
+    if more_token_ids is not None:
+        ids[:, 1:] = more_token_ids
+    values = np.empty(ids.shape, dtype=np.float32)
+    ranks = np.empty(num_rows, dtype=np.int32)
+    rows = library.Int(num_rows)
+    library.run(
+        library.Logprobs(
+            rows=ctypes.addressof(rows),
+            logits=logits.data_ptr(),
+            stride=logits.stride(0),
+            n=vocab_size,
+            width=1 + k,
+            find_largest=int(more_token_ids is None),
+            normalize=int(not as_logits),
+            ids=ids.ctypes.data,
+            values=values.ctypes.data,
+            ranks=ranks.ctypes.data,
+        )
+    )
+    return ids, values, ranks
