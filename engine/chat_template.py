@@ -3,7 +3,6 @@
 A template meets the same environment as in transformers: the same filters, functions and whitespace rules.
 """
 
-import dataclasses
 import datetime
 import functools
 import json
@@ -15,6 +14,8 @@ from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from .conversation import plain_conversation, plain_tools, to_plain
 
 _CUT_MARK = "CONTINUE_FINAL_MESSAGE_TAG "
 
@@ -30,64 +31,25 @@ def render_chat_template(
 ) -> str:
     """The prompt text of a conversation.
 
-    Raises ValueError where the template does not parse, fails or refuses the messages, and TypeError where a message
-    is not a dict.
+    Raises ValueError where the template does not parse, fails or refuses the messages, TypeError and ValueError for
+    messages, tools and variables that are none.
     """
     if continue_final_message and add_generation_prompt:
         raise ValueError("continue_final_message and add_generation_prompt exclude each other")
-    conversation = _checked(messages)
+    conversation = plain_conversation(messages)
+    plain_variables = {
+        "documents": None,
+        **{name: to_plain(value, f"the template variable {name!r}") for name, value in (variables or {}).items()},
+        "messages": conversation,
+        "tools": plain_tools(tools),
+        "add_generation_prompt": add_generation_prompt,
+    }
     final_text = _mark_final_message(conversation) if continue_final_message else None
     try:
-        rendered = _compile(template).render(
-            messages=conversation,
-            tools=_plain(list(tools)) if tools is not None else None,
-            documents=None,
-            add_generation_prompt=add_generation_prompt,
-            **{name: _plain(value) for name, value in (variables or {}).items() if name not in _OWN_VARIABLES},
-        )
+        rendered = _compile(template).render(plain_variables)
     except Exception as error:  # whatever the template's code runs into is the template's fault, or the messages'
         raise ValueError(f"the chat template failed: {error or type(error).__name__}") from error
     return rendered if final_text is None else _cut_at_mark(rendered, final_text)
-
-
-_OWN_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt")
-
-
-def _checked(messages: Sequence[Any]) -> list[dict[str, Any]]:
-    """Plain copies of the messages, without the keys whose value is None (templates take those for text)."""
-    if isinstance(messages, (str, bytes)) or not isinstance(messages, Sequence):
-        raise TypeError(f"a conversation is a list of messages, got {type(messages).__name__}")
-    if not messages:
-        raise ValueError("the conversation is empty; it must hold at least one message")
-    conversation = []
-    for message in messages:
-        plain = _plain(message)
-        if not isinstance(plain, dict):
-            raise TypeError(f"a chat message is a dict with 'role' and 'content', got {type(message).__name__}")
-        if "role" not in plain:
-            raise ValueError(f"a chat message needs a 'role'; this one has {sorted(plain)}")
-        conversation.append({key: value for key, value in plain.items() if value is not None})
-    return conversation
-
-
-def _plain(value: Any) -> Any:
-    """`value` rebuilt from plain JSON types, so that a template can reach no object's methods."""
-    if value is None or type(value) in (str, int, float, bool):
-        return value
-    if isinstance(value, str):
-        return str.__str__(value)
-    if isinstance(value, Mapping):
-        return {_plain(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    if callable(dump := getattr(value, "model_dump", None)):
-        return _plain(dump())
-    for kind in (int, float):
-        if isinstance(value, kind):
-            return kind(value)
-    return f"<{type(value).__name__}>"
 
 
 def _mark_final_message(conversation: list[dict[str, Any]]) -> str:

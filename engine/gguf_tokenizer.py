@@ -141,7 +141,7 @@ def _sentencepiece_parts() -> dict[str, Any]:
     }
 
 
-def _byte_alphabet() -> list[str]:
+def byte_alphabet() -> list[str]:
     """The printable character that stands for each byte in a byte-level vocabulary."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     substitutes = iter(range(0x100, 0x200))
@@ -150,7 +150,7 @@ def _byte_alphabet() -> list[str]:
 
 def _byte_spelled(tokens: list[str]) -> list[str]:
     """Tokens written in the byte alphabet; a token in plain text (some added ones are) is spelled over."""
-    alphabet = _byte_alphabet()
+    alphabet = byte_alphabet()
     known = set(alphabet)
     return [token if known.issuperset(token) else "".join(alphabet[b] for b in token.encode()) for token in tokens]
 

@@ -120,25 +120,8 @@ class InputProcessor:
         tok_params = self.renderer.default_cmpl_tok_params.with_kwargs(kwargs)
         if params.truncate_prompt_tokens is not None:
             tok_params = tok_params.with_kwargs({"truncate_prompt_tokens": params.truncate_prompt_tokens})
-        if tok_params.truncate_prompt_tokens is None:
-            self._check_text_length(prompt)
         (rendered,) = self.renderer.render_cmpl([prompt], tok_params)
         return truncate(rendered, tok_params, self.model_config.max_model_len)
-
-    def _check_text_length(self, prompt: Any) -> None:
-        """Refuse, without tokenising it, a text that cannot fit however few tokens it has."""
-        text = _text_to_tokenise(prompt)
-        limit = self.model_config.max_model_len
-        if text is None or len(text) < limit or self.tokenizer is None:
-            return
-        most = self.tokenizer.max_chars_per_token
-        if most is not None and len(text) > limit * most:
-            raise VLLMValidationError(
-                f"the prompt has {len(text)} characters; with max_model_len {limit} it may have at most "
-                f"{limit * most}, as no token stands for more than {most}",
-                parameter="input_text",
-                value=len(text),
-            )
 
     def _check_prompt(self, rendered: EngineInput, params: SamplingParams) -> None:
         token_ids = rendered["prompt_token_ids"]
@@ -181,14 +164,6 @@ def _users_validations(processors: Sequence[str]) -> list[Callable[[SamplingPara
     from ..core.sampling.logits_processors.interface import load_class  # only for engines that have some
 
     return [load_class(path).validate_params for path in processors]
-
-
-def _text_to_tokenise(prompt: Any) -> str | None:
-    """The prompt's text, where the prompt has nothing that is taken in its place."""
-    if isinstance(prompt, Mapping):
-        given = ("type", "prompt_token_ids", "prompt_embeds")
-        prompt = None if any(prompt.get(key) is not None for key in given) else prompt.get("prompt")
-    return prompt if isinstance(prompt, str) else None
 
 
 def _check_types(

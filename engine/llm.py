@@ -9,12 +9,13 @@ from ..client.base import EngineCoreClient, PauseMode
 from ..protocol.config import ModelConfig
 from ..protocol.params import BeamSearchParams, RequestOutputKind, SamplingParams
 from .controls import EngineControls
+from .conversation import to_conversation_list
 from .engine_args import EngineArgs, UsageContext
 from .generation_defaults import default_sampling_params
 from .llm_engine import LLMEngine
 from .outputs import RequestOutput
 from .progress import CompletionBar, UseTqdm, progress
-from .renderer import ChatParams, PromptType, to_conversation_list, to_prompt_list
+from .renderer import ChatParams, PromptType, to_prompt_list
 from .tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ class LLM(EngineControls):
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             tools=tools,
-            chat_template_kwargs=chat_template_kwargs or {},
+            chat_template_kwargs={} if chat_template_kwargs is None else chat_template_kwargs,
         )
         request_ids, _ = self._add_chats(messages, chat_params, sampling_params, None, tokenization_kwargs, use_tqdm)
         return self._complete(request_ids, use_tqdm)
@@ -138,7 +139,7 @@ class LLM(EngineControls):
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             tools=tools,
-            chat_template_kwargs=chat_template_kwargs or {},
+            chat_template_kwargs={} if chat_template_kwargs is None else chat_template_kwargs,
         )
         request_ids, internal_ids = self._add_chats(
             messages, chat_params, sampling_params, priority, tokenization_kwargs, use_tqdm
@@ -204,20 +205,23 @@ class LLM(EngineControls):
     ) -> tuple[list[str], list[str]]:
         """`_add_batch` for one conversation or several."""
         conversations = to_conversation_list(messages)
-        prompts = self._render_chats(conversations, chat_params, tokenization_kwargs)
-        return self._add_batch(prompts, len(conversations), sampling_params, priority, None, use_tqdm)
+        all_params = self._one_params_each(sampling_params, len(conversations))
+        prompts = self._render_chats(conversations, chat_params, all_params, tokenization_kwargs)
+        return self._add_batch(prompts, len(conversations), all_params, priority, None, use_tqdm)
 
     def _render_chats(
         self,
         conversations: Iterable[Sequence[Any]],
         chat_params: ChatParams,
+        all_params: Iterable[SamplingParams],
         tokenization_kwargs: Mapping[str, Any] | None,
     ) -> Iterator[PromptType]:
         """Each conversation's prompt, rendered when it is asked for."""
         renderer = self.llm_engine.renderer
         tok_params = renderer.default_chat_tok_params.with_kwargs(tokenization_kwargs)
-        for conversation in conversations:
-            yield from renderer.render_chat([conversation], chat_params, tok_params)[1]
+        for conversation, params in zip(conversations, all_params, strict=True):
+            own_params = tok_params.with_kwargs({"truncate_prompt_tokens": params.truncate_prompt_tokens})
+            yield from renderer.render_chat([conversation], chat_params, own_params)[1]
 
     def _add_batch(
         self,
@@ -229,9 +233,7 @@ class LLM(EngineControls):
         use_tqdm: UseTqdm,
     ) -> tuple[list[str], list[str]]:
         """Queues `count` prompts, all or none of them. Returns their ids: the outputs', and the internal ones."""
-        if sampling_params is None:
-            sampling_params = self.get_default_sampling_params()
-        all_params = _final_only(_one_each("sampling_params", sampling_params, SamplingParams, count))
+        all_params = _final_only(self._one_params_each(sampling_params, count))
         priorities = _one_each("priority", 0 if priority is None else priority, int, count)
         request_ids: list[str] = []
         internal_ids: list[str] = []
@@ -253,6 +255,13 @@ class LLM(EngineControls):
             self.llm_engine.abort_request(request_ids)
             raise
         return request_ids, internal_ids
+
+    def _one_params_each(
+        self, sampling_params: SamplingParams | Sequence[SamplingParams] | None, count: int
+    ) -> list[SamplingParams]:
+        if sampling_params is None:
+            sampling_params = self.get_default_sampling_params()
+        return _one_each("sampling_params", sampling_params, SamplingParams, count)
 
     def _complete(self, request_ids: list[str], use_tqdm: UseTqdm) -> list[RequestOutput]:
         """Steps until all of `request_ids` have ended; their outputs in that order. On an exception aborts them."""

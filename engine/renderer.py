@@ -4,7 +4,6 @@ Called by the input processor for raw prompts and by `LLM` for chats; users may 
 """
 
 import dataclasses
-import json
 import logging
 import operator
 import time
@@ -16,10 +15,14 @@ import numpy as np
 
 from ..protocol.config import ModelConfig
 from ..protocol.errors import VLLMValidationError
-from .chat_template import reads_content_parts
+from ..protocol.param_checks import as_bool, int_at_least, reject
+from .chat_template import reads_content_parts, render_chat_template
+from .conversation import plain_conversation, template_messages
 from .tokenizer import Tokenizer, check_encodable
 
 logger = logging.getLogger("corespan.engine")
+
+_CONTENT_FORMATS = ("auto", "string", "openai")
 
 
 class TextPrompt(TypedDict):
@@ -68,21 +71,16 @@ class TokenizeParams:
 
     def __post_init__(self) -> None:
         if self.truncation_side not in ("left", "right"):
-            raise VLLMValidationError(
-                f"truncation_side is {self.truncation_side!r}; it must be 'left' or 'right'",
-                parameter="truncation_side",
-                value=self.truncation_side,
-            )
-        count = self.truncate_prompt_tokens
-        if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < -1):
-            raise VLLMValidationError(
-                f"truncate_prompt_tokens is {count!r}; it must be None, -1 or an integer of at least 0",
-                parameter="truncate_prompt_tokens",
-                value=count,
-            )
+            reject("truncation_side", self.truncation_side, "'left' or 'right'")
+        if self.truncate_prompt_tokens is not None:
+            legal = "None, -1 or an integer of at least 0"
+            int_at_least("truncate_prompt_tokens", self.truncate_prompt_tokens, -1, legal)
+        as_bool("add_special_tokens", self.add_special_tokens)
 
     def with_kwargs(self, kwargs: Mapping[str, Any] | None) -> "TokenizeParams":
         """These params with a call's `tokenization_kwargs` over them; unknown ones are ignored with a warning."""
+        if not isinstance(kwargs, Mapping | None):
+            raise TypeError(f"tokenization_kwargs must be a dict, got {_kind(kwargs)}")
         known = {parameter.name for parameter in dataclasses.fields(self)}
         if unknown := sorted(set(kwargs or {}) - known):
             logger.warning("tokenization_kwargs ignored: %s (known: %s)", ", ".join(unknown), ", ".join(sorted(known)))
@@ -105,6 +103,20 @@ class ChatParams:
     tools: list[dict[str, Any]] | None = None
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        """Raises VLLMValidationError for what is none of these; tools are checked with the messages."""
+        if not isinstance(self.chat_template, str | None):
+            reject("chat_template", self.chat_template, "None, a template's text or the name of one of the model's")
+        if self.chat_template_content_format not in _CONTENT_FORMATS:
+            reject("chat_template_content_format", self.chat_template_content_format, f"one of {_CONTENT_FORMATS}")
+        as_bool("add_generation_prompt", self.add_generation_prompt)
+        as_bool("continue_final_message", self.continue_final_message)
+        kwargs = self.chat_template_kwargs
+        if not isinstance(kwargs, Mapping) or not all(isinstance(name, str) for name in kwargs):
+            reject("chat_template_kwargs", kwargs, "a dict from names to values")
+        if own := sorted(set(kwargs) & {"messages", *self.__slots__}):
+            reject("chat_template_kwargs", own, "other names than those of the call's own arguments")
+
 
 def to_prompt_list(prompts: Any) -> list[PromptType]:
     """A prompt, or a list or tuple of prompts, as a list. A non-empty list that begins with an int is one prompt."""
@@ -115,15 +127,6 @@ def to_prompt_list(prompts: Any) -> list[PromptType]:
             return [prompts]
         return list(prompts)
     raise TypeError(f"prompts must be a str, a list of token ids, a dict, or a list of these, got {_kind(prompts)}")
-
-
-def to_conversation_list(messages: Any) -> list[list[Any]]:
-    """One conversation (a list of messages), or a list of conversations, as a list of conversations."""
-    if not isinstance(messages, (list, tuple)):
-        raise TypeError(f"messages must be a list of dicts or a list of such lists, got {_kind(messages)}")
-    if messages and all(isinstance(entry, (list, tuple)) for entry in messages):
-        return [list(conversation) for conversation in messages]
-    return [list(messages)] if messages else []
 
 
 class Renderer:
@@ -164,14 +167,14 @@ class Renderer:
         content_format = params.chat_template_content_format
         if content_format == "auto":
             content_format = "openai" if reads_content_parts(template) else "string"
-        messages = [_template_message(message, content_format == "string") for message in conversation]
-        text = tokenizer.apply_chat_template(
-            messages,
+        messages = template_messages(plain_conversation(conversation), join_parts=content_format == "string")
+        text = render_chat_template(
             template,
+            messages,
             tools=params.tools,
             add_generation_prompt=params.add_generation_prompt,
             continue_final_message=params.continue_final_message,
-            **params.chat_template_kwargs,
+            variables={**tokenizer.special_tokens_map, **params.chat_template_kwargs},
         )
         return messages, text
 
@@ -186,8 +189,7 @@ class Renderer:
             if "prompt_token_ids" in fields:
                 token_ids = _checked_ids(fields["prompt_token_ids"])
             else:
-                tokenizer = self._need_tokenizer("a text prompt")
-                token_ids = tokenizer.encode(fields["prompt"], add_special_tokens=params.add_special_tokens)
+                token_ids = self._tokenise(fields["prompt"], params)
             rendered = {"type": "token", "prompt_token_ids": token_ids, "arrival_time": arrival_time}
             rendered = truncate(rendered, params, self.model_config.max_model_len)
         if "prompt" in fields:
@@ -195,6 +197,20 @@ class Renderer:
         if "cache_salt" in fields:
             rendered["cache_salt"] = fields["cache_salt"]
         return rendered
+
+    def _tokenise(self, text: str, params: TokenizeParams) -> list[int]:
+        """Raises VLLMValidationError, before anything is tokenised, for a text that cannot fit and is not truncated."""
+        tokenizer = self._need_tokenizer("a text prompt")
+        limit = self.model_config.max_model_len
+        if params.truncate_prompt_tokens is None and len(text) >= limit:
+            if (fewest := tokenizer.fewest_tokens(text)) >= limit:
+                raise VLLMValidationError(
+                    f"the prompt has {len(text)} characters, which are {fewest} tokens at least; with max_model_len "
+                    f"{limit} it may have at most {limit - 1}",
+                    parameter="input_text",
+                    value=len(text),
+                )
+        return tokenizer.encode(text, add_special_tokens=params.add_special_tokens)
 
     def _render_embeds(self, value: Any, arrival_time: float) -> EngineInput:
         embeds = _as_float32(value)
@@ -318,32 +334,3 @@ def _as_float32(value: Any) -> np.ndarray:
     if value.dtype.kind not in "fiu":
         raise TypeError(f"prompt_embeds must hold real numbers, got an array of {value.dtype}")
     return np.ascontiguousarray(value, dtype=np.float32)
-
-
-def _template_message(message: Any, join_parts: bool) -> Any:
-    """A message as templates expect it: tool arguments as data, and, for templates that want it so, text as one str."""
-    if not isinstance(message, Mapping):
-        return message
-    message = dict(message)
-    content = message.get("content")
-    if isinstance(content, (list, tuple)):
-        for part in content:
-            if isinstance(part, Mapping) and part.get("type", "text") != "text":
-                raise ValueError(f"a message holds a part of type {part['type']!r}, but this model takes text only")
-        if join_parts:
-            texts = [part if isinstance(part, str) else part.get("text", "") for part in content]
-            message["content"] = "\n".join(texts)
-    if message.get("tool_calls"):
-        message["tool_calls"] = [_with_parsed_arguments(call) for call in message["tool_calls"]]
-    return message
-
-
-def _with_parsed_arguments(call: Any) -> Any:
-    function = call.get("function") if isinstance(call, Mapping) else None
-    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
-        return call
-    try:
-        arguments = json.loads(function["arguments"] or "{}")
-    except ValueError:
-        return call
-    return {**call, "function": {**function, "arguments": arguments}}

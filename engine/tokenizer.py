@@ -12,12 +12,10 @@ from typing import Any, Literal, overload
 
 import tokenizers
 from tokenizers import AddedToken
-from tokenizers.models import BPE
-from tokenizers.normalizers import NFC
-from tokenizers.pre_tokenizers import ByteLevel
 
 from ..protocol.config import ModelConfig
 from .chat_template import render_chat_template
+from .token_bound import TokenBound, token_bound
 
 _NAMED_SPECIALS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -145,15 +143,13 @@ class Tokenizer:
     def max_token_id(self) -> int:
         return max(self.get_vocab().values(), default=-1)
 
+    def fewest_tokens(self, text: str) -> int:
+        """`encode` gives no fewer tokens for `text`; 0 where nothing is known of this kind of tokenizer."""
+        return 0 if self._token_bound is None else self._token_bound.fewest_tokens(text)
+
     @functools.cached_property
-    def max_chars_per_token(self) -> int | None:
-        """No token stands for more characters of text than this. None where none can be named: a tokenizer that may
-        drop text, or fold any length of it into one token."""
-        backend = self.backend
-        if backend is None or not _keeps_every_byte(backend):
-            return None
-        composed = 4 if isinstance(backend.normalizer, NFC) else 1  # characters that NFC makes one of, at most
-        return composed * max(map(len, self.get_vocab()))
+    def _token_bound(self) -> TokenBound | None:
+        return None if self.backend is None else token_bound(self.backend)
 
     @overload
     def apply_chat_template(
@@ -284,24 +280,6 @@ class TransformersTokenizer(Tokenizer):
 
     def _special_ids(self) -> frozenset[int]:
         return frozenset(self.inner.all_special_ids)
-
-
-def _keeps_every_byte(backend: "tokenizers.Tokenizer") -> bool:
-    """Whether each byte of a text, once NFC has composed it, is in the spelling of a token: whole byte-level BPE."""
-    if not isinstance(backend.model, BPE) or not isinstance(backend.normalizer, (NFC, type(None))):
-        return False
-    if any(token.lstrip or token.rstrip for token in backend.get_added_tokens_decoder().values()):
-        return False
-    if any(backend.token_to_id(byte) is None for byte in ByteLevel.alphabet()) or backend.pre_tokenizer is None:
-        return False
-    state = json.loads(backend.pre_tokenizer.__getstate__())
-    steps = state["pretokenizers"] if state["type"] == "Sequence" else [state]
-    kinds = {step["type"] for step in steps}
-    return (
-        "ByteLevel" in kinds
-        and kinds <= {"ByteLevel", "Split", "Digits"}
-        and all(step.get("behavior") != "Removed" for step in steps)
-    )
 
 
 def check_encodable(text: str) -> None:

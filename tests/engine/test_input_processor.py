@@ -113,12 +113,14 @@ def test_a_text_too_long_for_any_tokens_is_refused_without_tokenising_it(
     process: Process, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The tokenizer's longest token is of 12 characters."""
-    assert tokenizer.max_chars_per_token == 12
+    assert tokenizer.fewest_tokens("a" * 13) == 2
     with pytest.raises(VLLMValidationError, match=r"\d{2,} tokens.*32"):
-        process("a" * 12 * 32)
+        process("a" * 12 * 31)
     monkeypatch.setattr(Tokenizer, "encode", None)
     for text in ("word " * 200_000, "a" * (12 * 32 + 1)):
-        with pytest.raises(VLLMValidationError, match=rf"{len(text)} characters.*32.*384") as caught:
+        with pytest.raises(
+            VLLMValidationError, match=rf"{len(text)} characters, which are \d+ tokens at least.*32.*31"
+        ) as caught:
             process(text)
         assert caught.value.parameter == "input_text"
 
@@ -126,6 +128,7 @@ def test_a_text_too_long_for_any_tokens_is_refused_without_tokenising_it(
 def test_a_text_of_any_length_may_be_truncated_or_come_with_its_token_ids(process: Process) -> None:
     text = "word " * 1000
     assert len(process(text, params=SamplingParams(truncate_prompt_tokens=4)).prompt_token_ids) == 4
+    assert len(process(text, tokenization_kwargs={"truncate_prompt_tokens": 4}).prompt_token_ids) == 4
     assert process({"prompt": text, "prompt_token_ids": [5, 6]}).prompt_token_ids == [5, 6]
 
 

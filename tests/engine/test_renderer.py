@@ -1,15 +1,18 @@
 """Prompts of every form, and what is no prompt; conversations through chat templates, as transformers renders them."""
 
+import dataclasses
+import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 from text_pipeline import make_config
 from tiny_llama import write_tokenizer
 
-from corespan.engine.renderer import ChatParams, Renderer, TokenizeParams, to_conversation_list, to_prompt_list
+from corespan.engine.conversation import to_conversation_list
+from corespan.engine.renderer import ChatParams, Renderer, TokenizeParams, to_prompt_list
 from corespan.engine.tokenizer import Tokenizer, load_tokenizer
 from corespan.protocol.errors import VLLMValidationError
 
@@ -186,11 +189,29 @@ def test_a_wrong_side_is_refused_and_unknown_options_are_named_in_a_warning(capl
     assert "no_such_option" in caplog.text
 
 
-def test_a_megabyte_of_text_is_tokenised_whole(renderer: Renderer) -> None:
+def test_a_megabyte_of_text_is_tokenised_whole_for_a_model_that_can_take_it(tokenizer: Tokenizer) -> None:
+    renderer = Renderer(make_config(max_model_len=1_000_001).model_config, tokenizer)
     for text in ("word " * 200_000, "a" * 1_000_000):
         (rendered,) = renderer.render_cmpl([text])
-        assert renderer.tokenizer is not None
-        assert renderer.tokenizer.decode(rendered["prompt_token_ids"]) == text
+        assert tokenizer.decode(rendered["prompt_token_ids"]) == text
+
+
+def test_a_text_too_long_for_any_tokens_is_refused_without_tokenising_it_unless_it_is_truncated(
+    renderer: Renderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "word " * 1000
+    chat = [{"role": "user", "content": text}]
+    cut = TokenizeParams(truncate_prompt_tokens=4)
+    assert len(renderer.render_cmpl([text], cut)[0]["prompt_token_ids"]) == 4
+    assert len(renderer.render_chat([chat], None, cut)[1][0]["prompt_token_ids"]) == 4
+
+    monkeypatch.setattr(Tokenizer, "encode", None)
+    for render in (lambda: renderer.render_cmpl([text]), lambda: renderer.render_chat([chat])):
+        with pytest.raises(
+            VLLMValidationError, match=r"\d+ characters, which are \d+ tokens at least.*128.*127"
+        ) as caught:
+            render()
+        assert caught.value.parameter == "input_text"
 
 
 # Chat
@@ -396,24 +417,99 @@ def test_a_template_that_fails_is_a_value_error(renderer: Renderer, template: st
         rendered_chat(renderer, [USER], chat_template=template)
 
 
+class Message(NamedTuple):
+    """No dict: what it is to templates nobody can tell."""
+
+    role: str
+
+
 @pytest.mark.parametrize(
-    ("messages", "options", "error"),
+    ("messages", "options", "error", "reason"),
     [
-        ([], {}, ValueError),
-        ([{"content": "no role"}], {}, ValueError),
-        (["text"], {}, TypeError),
-        ([USER, None], {}, TypeError),
-        ([{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}], {}, ValueError),
-        ([USER], {"continue_final_message": True}, ValueError),
-        ([{"role": "user"}], {"continue_final_message": True, "add_generation_prompt": False}, ValueError),
-        ([{"role": "user", "content": "\ud800"}], {}, ValueError),
+        ([], {}, ValueError, "the conversation is empty"),
+        ("text", {}, TypeError, "a conversation is a list of messages, got str"),
+        ([{"content": "no role"}], {}, ValueError, r"messages\[0\] needs a 'role'; it has \['content'\]"),
+        ([{"role": None, "content": "x"}], {}, ValueError, r"messages\[0\] needs a 'role'"),
+        ([{5: "x", "content": "x"}], {}, ValueError, r"messages\[0\] needs a 'role'"),
+        ([USER, {"role": 5, "content": "x"}], {}, TypeError, r"messages\[1\]\['role'\] must be a str, got 5"),
+        (["text"], {}, TypeError, r"messages\[0\] must be a dict .*, got str"),
+        ([USER, None], {}, TypeError, r"messages\[1\] must be a dict .*, got NoneType"),
+        ([USER, [USER]], {}, TypeError, r"messages\[1\] must be a dict .*, got list"),
+        ([Message("user")], {}, TypeError, r"messages\[0\] must be a dict .*, got Message"),
+        ([{"role": "user", "content": 5}], {}, TypeError, r"messages\[0\]\['content'\] must be a str.*, got 5"),
+        ([{"role": "user", "content": True}], {}, TypeError, r"\['content'\] must be a str.*, got True"),
+        ([{"role": "user", "content": {"text": "x"}}], {}, TypeError, r"\['content'\] must be a str.*, got {"),
+        ([{"role": "user", "content": b"x"}], {}, TypeError, r"messages\[0\] holds a value of type bytes"),
+        ([{"role": "user", "content": {"x"}}], {}, TypeError, r"messages\[0\] holds a value of type set"),
+        ([{"role": "user", "content": ["x", 5]}], {}, TypeError, r"\['content'\]\[1\] must be a str or a dict"),
+        ([{"role": "user", "content": [{"type": "text", "text": 5}]}], {}, TypeError, r"whose 'text' is one"),
+        ([{"role": "user", "content": [{"type": "text", "text": None}]}], {}, TypeError, r"whose 'text' is one"),
+        ([{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}], {}, ValueError, "image_url"),
+        ([{"role": "assistant", "tool_calls": {"a": 1}}], {}, TypeError, r"\['tool_calls'\] must be a list of dicts"),
+        ([{"role": "assistant", "tool_calls": [5]}], {}, TypeError, r"\['tool_calls'\] must be a list of dicts"),
+        ([{"role": "user", "content": "\ud800"}], {}, ValueError, "surrogate"),
+        (
+            [{"role": "user", "x": functools.reduce(lambda inner, _: [inner], range(10**5), [])}],
+            {},
+            ValueError,
+            "nested",
+        ),
+        ([USER], {"continue_final_message": True}, ValueError, "exclude each other"),
+        (
+            [{"role": "user"}],
+            {"continue_final_message": True, "add_generation_prompt": False},
+            ValueError,
+            "needs a text to continue",
+        ),
+        ([USER], {"tools": {"name": "f"}}, TypeError, "tools must be a list of dicts, got dict"),
+        ([USER], {"tools": "f"}, TypeError, "tools must be a list of dicts, got str"),
+        ([USER], {"tools": [5]}, TypeError, r"tools must be a list of dicts, got \[5\]"),
+        ([USER], {"tools": [{"name": b"f"}]}, TypeError, "tools holds a value of type bytes"),
+        ([USER], {"chat_template": 5}, ValueError, "chat_template must be None, a template's text"),
+        ([USER], {"chat_template": ["x"]}, ValueError, "chat_template must be None, a template's text"),
+        ([USER], {"chat_template_content_format": "json"}, ValueError, "chat_template_content_format must be one of"),
+        ([USER], {"add_generation_prompt": "no"}, ValueError, "add_generation_prompt must be True or False, got 'no'"),
+        ([USER], {"continue_final_message": 1}, ValueError, "continue_final_message must be True or False, got 1"),
+        ([USER], {"chat_template_kwargs": ["x"]}, ValueError, "chat_template_kwargs must be a dict"),
+        ([USER], {"chat_template_kwargs": {5: "x"}}, ValueError, "chat_template_kwargs must be a dict from names"),
+        ([USER], {"chat_template_kwargs": {"tools": []}}, ValueError, r"own arguments, got \['tools'\]"),
+        ([USER], {"chat_template_kwargs": {"messages": []}}, ValueError, r"own arguments, got \['messages'\]"),
+        ([USER], {"chat_template_kwargs": {"x": object()}}, TypeError, "variable 'x' holds a value of type object"),
     ],
 )
-def test_messages_that_will_not_do_are_refused(
-    renderer: Renderer, messages: list[Any], options: dict[str, Any], error: type[Exception]
+def test_what_will_not_do_in_a_chat_is_refused_by_its_name(
+    renderer: Renderer, messages: list[Any], options: dict[str, Any], error: type[Exception], reason: str
 ) -> None:
-    with pytest.raises(error):
+    with pytest.raises(error, match=reason):
         rendered_chat(renderer, messages, **options)
+
+
+def test_messages_may_be_dataclasses_and_variables_may_be_called_anything(renderer: Renderer) -> None:
+    @dataclasses.dataclass
+    class Said:
+        role: str
+        content: list[Any]
+
+    (messages,), _ = renderer.render_chat([[Said("user", ["one", {"type": "text", "text": "two"}])]])
+    assert messages == [{"role": "user", "content": "one\ntwo"}]
+    options = {"chat_template_kwargs": {"tokenize": True, "self": 1, "documents": ["a"], "x": 2.5}}
+    template = "{{ [tokenize, documents, x] | tojson }}"
+    assert rendered_chat(renderer, [USER], chat_template=template, **options)[0] == '[true, ["a"], 2.5]'
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "error"),
+    [
+        (5, TypeError),
+        ("truncation_side", TypeError),
+        ({"add_special_tokens": "no"}, ValueError),
+        ({"truncation_side": 5}, ValueError),
+        ({"truncate_prompt_tokens": 2**70}, ValueError),
+    ],
+)
+def test_wrong_tokenization_kwargs_are_refused(kwargs: Any, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        TokenizeParams().with_kwargs(kwargs)
 
 
 def test_one_conversation_is_told_from_several() -> None:

@@ -74,27 +74,6 @@ def test_truncation_and_padding_kept_in_the_file_do_not_apply(tmp_path: Path) ->
     assert len(tokenizer.encode("a")) == 2
 
 
-@pytest.mark.parametrize(
-    ("change", "most"),
-    [
-        ({}, 12),
-        ({"normalizer": {"type": "NFC"}}, 48),
-        ({"normalizer": {"type": "Strip", "strip_left": True, "strip_right": True}}, None),
-        ({"pre_tokenizer": {"type": "Whitespace"}}, None),
-    ],
-)
-def test_the_longest_token_is_known_where_no_text_is_dropped(
-    tmp_path: Path, change: dict[str, Any], most: int | None
-) -> None:
-    write_tokenizer(tmp_path)
-    path = tmp_path / "tokenizer.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | change))
-    tokenizer = load_tokenizer(str(tmp_path))
-    assert tokenizer.max_chars_per_token == most
-    for text in random_texts(60, seed=4):
-        assert most is None or len(text) <= most * len(tokenizer.encode(text, add_special_tokens=False))
-
-
 def test_a_template_in_a_file_of_its_own_wins(tmp_path: Path) -> None:
     write_tokenizer(tmp_path)
     (tmp_path / "chat_template.jinja").write_text("from the file")
