@@ -40,6 +40,9 @@ VARIABLES: dict[str, EnvironmentVariable] = {
     ),
     "VLLM_MAX_N_SEQUENCES": EnvironmentVariable(int, 16384, "largest SamplingParams.n"),
     "VLLM_ALLOW_LONG_MAX_MODEL_LEN": EnvironmentVariable(_flag, False, "accept a max_model_len beyond the model's own"),
+    "VLLM_BATCH_INVARIANT": EnvironmentVariable(
+        _flag, False, "refuse to start where a request's logits could depend on the batch it runs in"
+    ),
     "CORESPAN_CPU_ISA": EnvironmentVariable(
         str, None, "instruction set of the native kernels, below the CPU's best; none: torch"
     ),

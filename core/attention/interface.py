@@ -65,8 +65,8 @@ class AttentionBackend(ABC):
 
     @classmethod
     @abstractmethod
-    def supports(cls, head_dim: int, block_size: int, dtype: torch.dtype) -> bool:
-        """Whether this backend can run here with these shapes."""
+    def supports(cls, head_dim: int, block_size: int, dtype: torch.dtype, group_size: int) -> bool:
+        """Whether this backend can run here with these shapes; `group_size` query heads share a kv head."""
 
     @classmethod
     @abstractmethod

@@ -31,19 +31,16 @@ class NativeAttentionBackend(AttentionBackend):
         sliding_window: int | None = None,
     ) -> None:
         super().__init__(num_heads, num_kv_heads, head_dim, scale, block_size, dtype, sliding_window)
-        if num_heads // num_kv_heads > _MAX_GROUP:
-            raise ValueError(
-                f"{num_heads} heads over {num_kv_heads} key/value heads: at most {_MAX_GROUP} may share one"
-            )
         self._partials = torch.empty(_PARTIALS_FLOATS)
         self._metadata: AttentionMetadata | None = None
         self._step = library.Step()
         self._num_tokens = library.Int()
 
     @classmethod
-    def supports(cls, head_dim: int, block_size: int, dtype: torch.dtype) -> bool:
+    def supports(cls, head_dim: int, block_size: int, dtype: torch.dtype, group_size: int) -> bool:
         return (
-            head_dim % 16 == 0
+            group_size <= _MAX_GROUP
+            and head_dim % 16 == 0
             and head_dim <= _MAX_HEAD_DIM
             and block_size % _BLOCK == 0
             and dtype in (torch.bfloat16, torch.float32)

@@ -15,7 +15,7 @@ class TorchAttentionBackend(AttentionBackend):
     name = "torch"
 
     @classmethod
-    def supports(cls, head_dim: int, block_size: int, dtype: torch.dtype) -> bool:
+    def supports(cls, head_dim: int, block_size: int, dtype: torch.dtype, group_size: int) -> bool:
         return True
 
     @classmethod

@@ -6,8 +6,13 @@ from pathlib import Path
 import psutil
 import torch
 
+from ...protocol.config import ModelConfig
+from ..kernels.linear import BlockWeight, PackedWeight
 from ..models.decoder import expected_tensors
 from ..models.decoder_config import DecoderConfig
+from ..models.gguf import GGUFSource
+from ..models.loader import open_checkpoint
+from ..models.tensor_source import TensorSource
 
 GIB = 1 << 30
 
@@ -35,12 +40,35 @@ def available_memory() -> int:
     return available
 
 
-def weight_bytes(config: DecoderConfig, dtype: torch.dtype) -> int:
+def weight_bytes(config: DecoderConfig, dtype: torch.dtype, quantization: str | None, source: TensorSource) -> int:
     """What the model takes once loaded. A tied head is held a second time, packed for matrix products."""
-    num_elements = sum(math.prod(shape) for shape in expected_tensors(config).values())
+    embedding = "model.embed_tokens.weight"
+    shapes = expected_tensors(config)
+    total = 0
+    for name, shape in shapes.items():
+        is_matrix = len(shape) == 2 and name != embedding
+        total += _matrix_bytes(name, shape, dtype, quantization, source) if is_matrix else _plain_bytes(shape, dtype)
     if config.tie_word_embeddings:
-        num_elements += config.vocab_size * config.hidden_size
-    return num_elements * dtype.itemsize
+        total += _matrix_bytes(embedding, shapes[embedding], dtype, quantization, source)
+    return total
+
+
+def _matrix_bytes(
+    name: str, shape: tuple[int, ...], dtype: torch.dtype, quantization: str | None, source: TensorSource
+) -> int:
+    """One matrix in the format that `quantization` keeps it in."""
+    rows, columns = shape
+    if quantization == "int8":
+        return rows * (columns + torch.float32.itemsize)
+    if quantization == "gguf" and isinstance(source, GGUFSource) and PackedWeight.supports(dtype, rows, columns):
+        tensor = source.tensors.get(name)
+        if tensor is not None and BlockWeight.knows(tensor.quant_type.name):
+            return tensor.num_bytes
+    return _plain_bytes(shape, dtype)
+
+
+def _plain_bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
+    return math.prod(shape) * dtype.itemsize
 
 
 def activation_bytes(config: DecoderConfig, dtype: torch.dtype, max_num_tokens: int, max_num_reqs: int) -> int:
@@ -50,11 +78,15 @@ def activation_bytes(config: DecoderConfig, dtype: torch.dtype, max_num_tokens: 
     return max_num_tokens * channels * dtype.itemsize + max_num_reqs * logits
 
 
-def check_model_fits(model: str, config: DecoderConfig, dtype: torch.dtype) -> None:
+def check_model_fits(model_config: ModelConfig, config: DecoderConfig, dtype: torch.dtype) -> None:
     """Raises ValueError with the figures when the weights alone exceed the memory that is left."""
-    needed, available = weight_bytes(config, dtype), available_memory()
+    model, quantization = model_config.model, model_config.quantization
+    kept_as = quantization or str(dtype).removeprefix("torch.")
+    with open_checkpoint(model) as source:
+        needed = weight_bytes(config, dtype, quantization, source)
+    available = available_memory()
     if needed > available:
         raise ValueError(
-            f"{model} needs {needed / GIB:.2f} GiB for its weights as {str(dtype).removeprefix('torch.')}, "
+            f"{model} needs {needed / GIB:.2f} GiB for its weights as {kept_as}, "
             f"and only {available / GIB:.2f} GiB of memory are available"
         )

@@ -31,7 +31,9 @@ class ModelRunner:
         self.config = config
         self.dtype: torch.dtype = getattr(torch, model_config.dtype)
         self.block_size = vllm_config.cache_config.block_size
-        self.attention_backend = get_attention_backend(config.head_dim, self.block_size, self.dtype)
+        self.attention_backend = get_attention_backend(
+            config.head_dim, self.block_size, self.dtype, config.num_heads // config.num_kv_heads
+        )
         self.model: Decoder | None = None
         self.kv_caches: list[KVCache] = []
         self.batch = InputBatch(scheduler_config.max_num_seqs, model_config.max_model_len, self.block_size)
@@ -66,14 +68,16 @@ class ModelRunner:
     @torch.inference_mode()
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
         """One step. A request that cannot be run is named in `failed_reqs`; the others are unaffected."""
-        failed = self._update_batch(scheduler_output)
-        num_scheduled = scheduler_output.num_scheduled_tokens
-        if failed:
-            num_scheduled = {req_id: count for req_id, count in num_scheduled.items() if req_id not in failed}
-        if not num_scheduled:
-            return ModelRunnerOutput([], [], failed_reqs=failed)
-        inputs = self.batch.prepare(num_scheduled)
-        hidden, prompt_spans = self._run(inputs)
+        with profile_range("prepare"):
+            failed = self._update_batch(scheduler_output)
+            num_scheduled = scheduler_output.num_scheduled_tokens
+            if failed:
+                num_scheduled = {req_id: count for req_id, count in num_scheduled.items() if req_id not in failed}
+            if not num_scheduled:
+                return ModelRunnerOutput([], [], failed_reqs=failed)
+            inputs = self.batch.prepare(num_scheduled)
+        with profile_range("model"):
+            hidden, prompt_spans = self._run(inputs)
         num_sampling = len(inputs.sampling)
         output = ModelRunnerOutput([], [], failed_reqs=failed)
         if num_sampling:

@@ -8,11 +8,13 @@ from typing import Any
 
 import torch
 
+from ...protocol import envs
 from ...protocol.config import VllmConfig
 from ..models.decoder import Decoder
 from ..models.registry import resolve_decoder_config
 from ..profile_ranges import record_ranges
 from ..scheduler.output import ModelRunnerOutput, SchedulerOutput
+from .batch_invariance import check_batch_invariance
 from .memory import activation_bytes, available_memory, check_model_fits
 from .model_runner import ModelRunner
 
@@ -23,13 +25,17 @@ _SLEEP_TAGS = {1: {"kv_cache"}, 2: {"kv_cache", "weights"}}
 
 
 class Worker:
-    """A CPU worker. Raises ValueError at construction when the model is unknown, damaged or too large."""
+    """A CPU worker. Raises ValueError at construction when the model is unknown, damaged or too large, or when
+    `VLLM_BATCH_INVARIANT=1` asks for what this configuration cannot keep."""
 
     def __init__(self, vllm_config: VllmConfig) -> None:
         self.vllm_config = vllm_config
         config = resolve_decoder_config(vllm_config.model_config.hf_config)
         self.model_runner = ModelRunner(vllm_config, config)
-        check_model_fits(vllm_config.model_config.model, config, self.model_runner.dtype)
+        runner = self.model_runner
+        if envs.VLLM_BATCH_INVARIANT:
+            check_batch_invariance(config, runner.dtype, runner.block_size, runner.attention_backend)
+        check_model_fits(vllm_config.model_config, config, runner.dtype)
         self.model_runner.load_model()
         self._num_blocks = 0
         self._asleep: set[str] = set()
@@ -98,10 +104,10 @@ class Worker:
             self._profile_prefix = profile_prefix or "corespan"
             self._profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
             self._profiler.start()
-            record_ranges(True)
+            record_ranges(torch.profiler.record_function)
             return None
         profiler, self._profiler = self._profiler, None
-        record_ranges(False)
+        record_ranges(None)
         profiler.stop()
         path = os.path.abspath(f"{self._profile_prefix}-{os.getpid()}-{self._num_profiles}.trace.json")
         self._num_profiles += 1

@@ -90,8 +90,8 @@ def attention_bytes_per_second(config: DecoderConfig) -> float:
     """Keys and values read in a decode step's attention over all layers: ATTENTION_SEQUENCES sequences of
     ATTENTION_CONTEXT tokens, their blocks scattered at random over the cache, one sequence's among all others'."""
     count, context = ATTENTION_SEQUENCES, ATTENTION_CONTEXT
-    backend_type = get_attention_backend(config.head_dim, BLOCK_SIZE, torch.bfloat16)
     heads = (config.num_heads, config.num_kv_heads, config.head_dim)
+    backend_type = get_attention_backend(config.head_dim, BLOCK_SIZE, torch.bfloat16, heads[0] // heads[1])
     backend = backend_type(*heads, config.head_dim**-0.5, BLOCK_SIZE, torch.bfloat16)
     blocks = -(-context // BLOCK_SIZE)
     caches = [backend.allocate(count * blocks + 1) for _ in range(config.num_layers)]

@@ -26,7 +26,8 @@ def test_a_profile_names_the_parts_of_every_step(
     events = json.loads(Path(path).read_text())["traceEvents"]
     counts = Counter(event["name"] for event in events if event.get("cat") == "user_annotation")
     assert counts["sample"] == 3
-    assert counts["schedule"] == counts["execute"] == counts["update"] >= 3
+    assert counts["schedule"] == counts["execute"] == counts["prepare"] == counts["update"] >= 3
+    assert counts["model"] == 3
 
 
 def test_without_a_profile_a_range_is_nothing() -> None:

@@ -39,6 +39,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0},
         },
     ),
+    "llama_with_64_heads_to_one": ("Llama", {"num_attention_heads": 64, "num_key_value_heads": 1, "head_dim": 16}),
     "mistral_with_window": ("Mistral", {"sliding_window": 24, "head_dim": 32}),
     "mistral_without_window": ("Mistral", {"sliding_window": None}),
     "qwen2_tied": ("Qwen2", {"tie_word_embeddings": True}),

@@ -44,7 +44,8 @@ def family(request: pytest.FixtureRequest, variant: tuple[Path, Any]) -> Iterato
     hf_config = json.loads((folder / "config.json").read_text())
     backend = BACKENDS[request.param]
     head_dim = reference.config.head_dim if hasattr(reference.config, "head_dim") else 16
-    if not backend.supports(head_dim, 16, torch.float32):
+    group_size = hf_config["num_attention_heads"] // hf_config["num_key_value_heads"]
+    if not backend.supports(head_dim, 16, torch.float32, group_size):
         pytest.skip("no native kernels")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(model_runner, "get_attention_backend", lambda *shape: backend)

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 import torch
 from step_driver import StepDriver, make_vllm_config
+from tiny_models import build_tiny_model
 
+from corespan.core.attention.torch_backend import TorchAttentionBackend
 from corespan.core.executor.uniproc_executor import UniProcExecutor
 from corespan.core.worker import memory
 from corespan.core.worker.worker import Worker
@@ -151,3 +153,10 @@ def test_a_container_limit_below_the_free_memory_is_what_counts(
     assert memory.available_memory() == 1_200_000
     (tmp_path / "max").write_text("max\n")
     assert memory.available_memory() > 1_200_000
+
+
+def test_more_query_heads_to_a_kv_head_than_the_kernels_take_are_left_to_torch(tmp_path: Path) -> None:
+    build_tiny_model(tmp_path, "llama_with_64_heads_to_one")
+    worker = Worker(make_vllm_config(str(tmp_path), json.loads((tmp_path / "config.json").read_text())))
+    assert worker.model_runner.attention_backend is TorchAttentionBackend
+    assert len(answer(StepDriver(worker, num_blocks=32), "r")) == 8
