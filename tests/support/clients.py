@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from typing import Any, Literal, TypeVar
 
 from corespan import LLM, AsyncEngineArgs, AsyncLLM, RequestOutput, RequestOutputKind, SamplingParams
+from corespan.engine.conversation import to_conversation_list
+from corespan.engine.renderer import ChatParams
 
 ClientKind = Literal["inproc", "sync_mp", "async_mp"]
 CLIENT_KINDS: tuple[ClientKind, ...] = ("inproc", "sync_mp", "async_mp")
@@ -76,6 +78,23 @@ class Runner:
             prompts = [prompts]
         all_params = [params] * len(prompts) if isinstance(params, SamplingParams) else params
         return self._loop.run(self._generate_async(prompts, all_params, priority or [0] * len(prompts)))
+
+    def chat(
+        self,
+        conversations: Sequence[Any],
+        params: SamplingParams | Sequence[SamplingParams],
+        tokenization_kwargs: dict[str, Any] | None = None,
+        **options: Any,
+    ) -> list[RequestOutput]:
+        """`generate` for conversations: `LLM.chat`, or the renderer's prompts handed to AsyncLLM."""
+        if self.kind != "async_mp":
+            return self.llm.chat(
+                conversations, params, use_tqdm=False, tokenization_kwargs=tokenization_kwargs, **options
+            )
+        renderer = self.async_llm.renderer
+        tok_params = renderer.default_chat_tok_params.with_kwargs(tokenization_kwargs)
+        prompts = renderer.render_chat(to_conversation_list(conversations), ChatParams(**options), tok_params)[1]
+        return self.generate(prompts, params)
 
     def generate_in_waves(
         self, waves: Sequence[Sequence[Any]], params: SamplingParams, priorities: Sequence[list[int]]
