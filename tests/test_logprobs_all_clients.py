@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from corespan import RequestOutput, RequestOutputKind, SamplingParams
+from corespan import RequestOutput, RequestOutputKind, SamplingParams, StructuredOutputsParams
 from corespan.engine.logprobs import FlatLogprobs
 
 PROMPT = list(range(100, 133))  # 33 tokens: two whole blocks of 16 and one token
@@ -134,3 +134,139 @@ def test_preempted_requests_keep_their_logprobs(make_runner: Any) -> None:
             assert [list(entry) for entry in ours] == [list(entry) for entry in theirs]
             values, wanted = ([each.logprob for entry in part for each in entry.values()] for part in (ours, theirs))
             assert values == pytest.approx(wanted, abs=TOLERANCE)
+
+
+def test_prompt_logprobs_survive_a_preemption_in_mid_prompt(
+    make_runner: Any, reference: Any, decode: Callable[[list[int]], str]
+) -> None:
+    """The long prompt is computed in many small chunks, while others before it grow and take its blocks."""
+    engine = make_runner(
+        max_num_batched_tokens=8,
+        max_num_seqs=4,
+        max_model_len=256,
+        num_gpu_blocks_override=19,
+        disable_log_stats=False,
+    )
+    growing = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True, logprobs=2)
+    asking = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=2, prompt_logprobs=2)
+    long = [4 + (7 * position) % 500 for position in range(220)]
+    prompts = [{"prompt_token_ids": ids} for ids in (PROMPT[:10], PROMPT[:11], long)]
+
+    outputs = engine.generate(prompts, [growing, growing, asking])
+
+    preemptions = [metric.value for metric in engine.call("get_metrics") if metric.name == "vllm:num_preemptions"]
+    assert preemptions[0] > 0
+    check_prompt_logprobs(outputs[2], reference.logprobs(long), decode)
+    for output in outputs:
+        check_logprobs(output, reference)
+
+
+def test_logprobs_behind_a_cached_prefix_and_of_every_child_are_the_models_own(runner: Any, reference: Any) -> None:
+    runner.call("reset_prefix_cache")
+    params = SamplingParams(n=3, seed=5, temperature=1.0, max_tokens=5, ignore_eos=True, logprobs=3)
+
+    outputs = [runner.generate({"prompt_token_ids": PROMPT}, params)[0] for _ in range(2)]
+
+    assert outputs[1].num_cached_tokens == 32
+    for output in outputs:
+        check_logprobs(output, reference)
+
+
+def check_logprobs(output: RequestOutput, reference: Any) -> None:
+    """Of every child, the chosen token's and the top entries' values and ranks."""
+    prompt = list(output.prompt_token_ids or ())
+    for answer in output.outputs:
+        distribution = reference.logprobs([*prompt, *answer.token_ids])
+        assert len(answer.logprobs) == len(answer.token_ids)
+        for position, (token, entry) in enumerate(zip(answer.token_ids, answer.logprobs, strict=True)):
+            row = distribution[len(prompt) + position - 1]
+            assert next(iter(entry)) == token and entry[token].rank == 1 + int((row > row[token]).sum())
+            for each, found in entry.items():
+                assert found.logprob == pytest.approx(row[each], abs=TOLERANCE)
+                assert each == token or found.rank == 1 + int((row > row[each]).sum())
+
+
+def test_all_of_the_vocabulary_is_reported_on_request(make_runner: Any, reference: Any) -> None:
+    engine = make_runner(max_logprobs=-1)
+    params = SamplingParams(seed=1, max_tokens=3, ignore_eos=True, logprobs=-1, prompt_logprobs=-1)
+
+    (output,) = engine.generate({"prompt_token_ids": PROMPT[:5]}, params)
+
+    sampled = output.outputs[0]
+    distribution = reference.logprobs([*PROMPT[:5], *sampled.token_ids])
+    entries = [*output.prompt_logprobs[1:], *sampled.logprobs]
+    assert output.prompt_logprobs[0] is None and len(entries) == 7
+    for row, entry in zip(distribution, entries, strict=False):
+        assert len(entry) == len(row)
+        assert [entry[token].logprob for token in range(len(row))] == pytest.approx(row.tolist(), abs=TOLERANCE)
+        assert sorted(each.rank for each in entry.values()) == list(range(1, len(row) + 1))
+
+
+CHANGING: dict[str, Any] = {"logit_bias": {200: 3.0, 201: -2.0}, "presence_penalty": 1.0, "repetition_penalty": 1.3}
+
+
+@pytest.mark.parametrize("mode", ["processed_logprobs", "raw_logits", "processed_logits"])
+def test_the_mode_says_which_values_are_reported(make_runner: Any, reference: Any, mode: str) -> None:
+    """ "processed": what is drawn from, so biased, penalised, divided by the temperature and cut by top_k."""
+    engine = make_runner(logprobs_mode=mode, max_logprobs=-1)
+    variants = [
+        SamplingParams(temperature=0, max_tokens=4, ignore_eos=True, logprobs=-1, prompt_logprobs=1, **CHANGING),
+        SamplingParams(seed=2, temperature=0.5, top_k=7, max_tokens=4, ignore_eos=True, logprobs=-1, **CHANGING),
+    ]
+
+    outputs = engine.generate([{"prompt_token_ids": PROMPT}] * 2, variants)
+
+    for output, params in zip(outputs, variants, strict=True):
+        answer = output.outputs[0]
+        logits = reference.logits([*PROMPT, *answer.token_ids])
+        for position, entry in enumerate(answer.logprobs):
+            row = logits[len(PROMPT) + position - 1]
+            if mode.startswith("processed"):
+                row = processed(row, params, answer.token_ids[:position])
+            expected = row - np.logaddexp.reduce(row) if mode.endswith("logprobs") else row
+            found = np.array([entry[token].logprob for token in range(len(row))])
+            assert found == pytest.approx(expected, abs=5e-4 if mode.endswith("logits") else TOLERANCE)
+    first = reference.logits(PROMPT)
+    if mode.endswith("logprobs"):
+        first = first - np.logaddexp.reduce(first, axis=1, keepdims=True)
+    for position, token in enumerate(PROMPT[1:], start=1):
+        assert outputs[0].prompt_logprobs[position][token].logprob == pytest.approx(
+            first[position - 1, token], abs=1e-4
+        )
+
+
+def processed(logits: np.ndarray, params: SamplingParams, generated: list[int]) -> np.ndarray:
+    """Step by step as documented, in float64."""
+    row = logits.astype(np.float64)
+    for token, bias in (params.logit_bias or {}).items():
+        row[token] += bias
+    for token in {*PROMPT, *generated}:
+        row[token] = (
+            row[token] / params.repetition_penalty if row[token] > 0 else row[token] * params.repetition_penalty
+        )
+    for token in set(generated):
+        row[token] -= params.presence_penalty
+    if params.temperature > 0:
+        row /= params.temperature
+        row[row < np.sort(row)[-params.top_k]] = -np.inf
+    return row
+
+
+def test_tokens_inside_a_character_are_empty_and_the_last_of_them_is_the_character(
+    runner: Any, decode: Callable[[list[int]], str]
+) -> None:
+    text = "日本 👩‍👧 é"
+    forced = StructuredOutputsParams(choice=[text])
+    params = SamplingParams(seed=1, max_tokens=60, logprobs=2, prompt_logprobs=0, structured_outputs=forced)
+
+    (output,) = runner.generate(text, params)
+
+    answer = output.outputs[0]
+    assert answer.text == text
+    for logprobs, ids in (
+        (output.prompt_logprobs[1:], output.prompt_token_ids[1:]),
+        (answer.logprobs[:-1], answer.token_ids[:-1]),  # without the end token
+    ):
+        decoded = [entry[token].decoded_token for entry, token in zip(logprobs, ids, strict=True)]
+        assert "".join(decoded) == text
+        assert [part == "" for part in decoded] == [decode(ids[: at + 1]).endswith("\ufffd") for at in range(len(ids))]

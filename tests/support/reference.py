@@ -28,5 +28,9 @@ class Reference:
 
     def logprobs(self, token_ids: Sequence[int]) -> Any:
         """[len(token_ids), vocab_size] float32: row i is the distribution after token i."""
+        return self._torch.from_numpy(self.logits(token_ids)).log_softmax(-1).numpy()
+
+    def logits(self, token_ids: Sequence[int]) -> Any:
+        """The same before the softmax."""
         with self._torch.inference_mode():
-            return self.model(self._torch.tensor([list(token_ids)])).logits[0].log_softmax(-1).numpy()
+            return self.model(self._torch.tensor([list(token_ids)])).logits[0].numpy()
