@@ -1,4 +1,4 @@
-"""Conversations over the three clients: the prompts that transformers' templates give, and clear errors at the caller."""
+"""Conversations over the three clients: prompts as transformers renders them, clear errors at the caller."""
 
 from pathlib import Path
 from typing import Any
