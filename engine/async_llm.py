@@ -20,7 +20,7 @@ from .engine_args import DEFAULT_EXECUTOR_CLASS, AsyncEngineArgs, EngineArgs, Us
 from .generation_defaults import default_sampling_params
 from .input_processor import InputProcessor
 from .log import configure_logging
-from .metrics.loggers import StatLoggerFactory, StatLoggerManager
+from .metrics.loggers import NO_STATISTICS, StatLoggerFactory, StatLoggerManager
 from .metrics.stats import IterationStats
 from .output_collector import RequestOutputCollector
 from .output_handler import OutputHandler
@@ -68,6 +68,8 @@ class AsyncLLM(EngineControls):
 
         With `client_count` above 1 the core serves that many engines, each in a process of its own if need be: the
         first starts it, the others join with their index and its `client_addresses(index)`.
+
+        `stat_loggers` get statistics even with `log_stats` off, which stands for the default loggers then.
         """
         configure_logging()
         self.tokenizer = get_tokenizer(vllm_config.model_config)
@@ -89,7 +91,7 @@ class AsyncLLM(EngineControls):
         self.output_processor = OutputProcessor(
             self.tokenizer, self.log_stats, self.vllm_config.scheduler_config.stream_interval, self.tracer
         )
-        self.logger_manager = StatLoggerManager(self.vllm_config, stat_loggers) if self.log_stats else None
+        self.logger_manager = StatLoggerManager(self.vllm_config, stat_loggers, log_stats) if self.log_stats else None
         self._output_handler = OutputHandler(self.engine_core, self.output_processor, self.logger_manager)
         self._prompt_threads = ThreadPoolExecutor(NUM_PROMPT_THREADS, thread_name_prefix="corespan-prompt")
 
@@ -256,13 +258,13 @@ class AsyncLLM(EngineControls):
         """Pauses, then gives memory back: level 0 none, 1 the KV cache's, 2 the weights' too. New requests queue."""
         self._output_handler.ensure_running()
         await self.engine_core.sleep(level, mode)
-        self._record_sleep_state(level)
+        self._record_sleep_state(1, level)
 
     async def wake_up(self, tags: Sequence[str] | None = None) -> None:
         """Takes memory back, all of it or what `tags` names ("weights", "kv_cache"); goes on once it is complete."""
         await self.engine_core.wake_up(tags)
         if not await self.engine_core.is_sleeping():
-            self._record_sleep_state(0)
+            self._record_sleep_state(0, 0)
 
     async def wait_for_requests_to_drain(self, drain_timeout: float = 300) -> None:
         """Returns when nothing is in flight. Raises TimeoutError after `drain_timeout` seconds."""
@@ -302,7 +304,7 @@ class AsyncLLM(EngineControls):
     async def get_metrics(self) -> "list[Metric]":
         """A snapshot of every figure, under Prometheus' names. Needs `disable_log_stats=False`."""
         if self.logger_manager is None:
-            raise RuntimeError("there are no statistics: build the engine with disable_log_stats=False")
+            raise RuntimeError(NO_STATISTICS)
         return self.logger_manager.get_metrics()
 
     async def do_log_stats(self) -> None:
@@ -364,9 +366,9 @@ class AsyncLLM(EngineControls):
         if self.errored:
             raise self.dead_error
 
-    def _record_sleep_state(self, level: int) -> None:
+    def _record_sleep_state(self, sleep: int, level: int) -> None:
         if self.logger_manager is not None:
-            self.logger_manager.record_sleep_state(level)
+            self.logger_manager.record_sleep_state(sleep, level)
 
 
 AsyncLLMEngine = AsyncLLM

@@ -13,6 +13,7 @@ from .conversation import to_conversation_list
 from .engine_args import EngineArgs, UsageContext
 from .generation_defaults import default_sampling_params
 from .llm_engine import LLMEngine
+from .metrics.loggers import StatLoggerFactory
 from .outputs import RequestOutput
 from .progress import CompletionBar, UseTqdm, progress
 from .renderer import ChatParams, PromptType, to_prompt_list
@@ -27,12 +28,14 @@ class LLM(EngineControls):
     """One model and its engine. Used by one thread at a time; also a context manager, which shuts the engine down.
 
     `engine_args` are the fields of `EngineArgs`. The core runs in a process of its own unless
-    VLLM_ENABLE_V1_MULTIPROCESSING=0. Statistics are off unless `disable_log_stats=False` is given.
+    VLLM_ENABLE_V1_MULTIPROCESSING=0. Statistics are off unless `disable_log_stats=False` or `stat_loggers` are given.
     """
 
-    def __init__(self, model: str, **engine_args: Any) -> None:
+    def __init__(self, model: str, *, stat_loggers: Sequence[StatLoggerFactory] = (), **engine_args: Any) -> None:
         engine_args.setdefault("disable_log_stats", True)
-        self.llm_engine = LLMEngine.from_engine_args(EngineArgs(model=model, **engine_args), UsageContext.LLM_CLASS)
+        self.llm_engine = LLMEngine.from_engine_args(
+            EngineArgs(model=model, **engine_args), UsageContext.LLM_CLASS, stat_loggers=stat_loggers
+        )
         self.request_counter = itertools.count()
         self._enqueued: dict[str, RequestOutput | None] = {}  # with the outputs of those that have ended
 

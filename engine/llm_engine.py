@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Any
 from ..client.base import EngineCoreClient, PauseMode, SyncEngineCoreClient
 from ..protocol import envs
 from ..protocol.config import ModelConfig, VllmConfig
+from ..protocol.outputs import SchedulerStats
 from ..protocol.params import SamplingParams
 from ..protocol.requests import EngineCoreRequest
 from .controls import EngineControls
 from .engine_args import DEFAULT_EXECUTOR_CLASS, EngineArgs, UsageContext
 from .input_processor import InputProcessor
 from .log import configure_logging
-from .metrics.loggers import StatLoggerFactory, StatLoggerManager
+from .metrics.loggers import NO_STATISTICS, StatLoggerFactory, StatLoggerManager
 from .metrics.stats import IterationStats
 from .output_processor import OutputProcessor
 from .outputs import RequestOutput
@@ -41,21 +42,24 @@ class LLMEngine(EngineControls):
         stat_loggers: Sequence[StatLoggerFactory] = (),
         multiprocess_mode: bool = False,
     ) -> None:
-        """`executor_class` is "package.module:Class". Raises what the core's start raises."""
+        """`executor_class` is "package.module:Class". Raises what the core's start raises.
+
+        `stat_loggers` get statistics even with `log_stats` off, which stands for the default loggers then.
+        """
         configure_logging()
         self.tokenizer = get_tokenizer(vllm_config.model_config)
-        self.log_stats = log_stats
+        self.log_stats = log_stats or bool(stat_loggers)
         self.tracer = make_tracer(vllm_config)
         self.engine_core: SyncEngineCoreClient = EngineCoreClient.make_client(
-            multiprocess_mode, False, vllm_config, executor_class, log_stats or self.tracer is not None
+            multiprocess_mode, False, vllm_config, executor_class, self.log_stats or self.tracer is not None
         )
         self.vllm_config = self.engine_core.vllm_config
         self.renderer = Renderer(self.vllm_config.model_config, self.tokenizer)
         self.input_processor = InputProcessor(self.vllm_config, self.tokenizer, self.renderer)
         self.output_processor = OutputProcessor(
-            self.tokenizer, log_stats, self.vllm_config.scheduler_config.stream_interval, self.tracer
+            self.tokenizer, self.log_stats, self.vllm_config.scheduler_config.stream_interval, self.tracer
         )
-        self.logger_manager = StatLoggerManager(self.vllm_config, stat_loggers) if log_stats else None
+        self.logger_manager = StatLoggerManager(self.vllm_config, stat_loggers, log_stats) if self.log_stats else None
         self._halted = False  # by pause_generation() or sleep()
         if not multiprocess_mode:
             self.model_executor = self.engine_core.engine_core.executor  # type: ignore[attr-defined]
@@ -137,7 +141,9 @@ class LLMEngine(EngineControls):
         iteration_stats = IterationStats() if self.log_stats else None
         self.engine_core.abort_requests(self.output_processor.abort_requests(request_ids, internal, iteration_stats))
         if self.logger_manager is not None:
-            self.logger_manager.record(None, iteration_stats)
+            # No further step would bring the news that nothing is left.
+            idle = None if self.output_processor.has_unfinished_requests() else SchedulerStats()
+            self.logger_manager.record(idle, iteration_stats)
 
     def step(self) -> list[RequestOutput]:
         """Outputs of the requests that have news; waits for the core where it has a process of its own.
@@ -186,19 +192,19 @@ class LLMEngine(EngineControls):
         """Pauses, then gives memory back: level 0 none, 1 the KV cache's, 2 the weights' too. New requests queue."""
         self.engine_core.sleep(level, mode)
         self._halted = True
-        self._record_sleep_state(level)
+        self._record_sleep_state(1, level)
 
     def wake_up(self, tags: Sequence[str] | None = None) -> None:
         """Takes memory back, all of it or what `tags` names ("weights", "kv_cache"); goes on once it is complete."""
         self.engine_core.wake_up(tags)
         if not self.engine_core.is_sleeping():
             self._halted = False
-            self._record_sleep_state(0)
+            self._record_sleep_state(0, 0)
 
     def get_metrics(self) -> "list[Metric]":
         """A snapshot of every figure, under Prometheus' names. Needs `disable_log_stats=False`."""
         if self.logger_manager is None:
-            raise RuntimeError("there are no statistics: build the engine with disable_log_stats=False")
+            raise RuntimeError(NO_STATISTICS)
         return self.logger_manager.get_metrics()
 
     def do_log_stats(self) -> None:
@@ -224,6 +230,6 @@ class LLMEngine(EngineControls):
             self.abort_request(registered, internal=True)
             raise
 
-    def _record_sleep_state(self, level: int) -> None:
+    def _record_sleep_state(self, sleep: int, level: int) -> None:
         if self.logger_manager is not None:
-            self.logger_manager.record_sleep_state(level)
+            self.logger_manager.record_sleep_state(sleep, level)

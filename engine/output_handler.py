@@ -8,7 +8,7 @@ import logging
 from ..client.base import AsyncEngineCoreClient
 from ..protocol import envs
 from ..protocol.errors import EngineDeadError
-from ..protocol.outputs import EngineCoreOutputs
+from ..protocol.outputs import EngineCoreOutputs, SchedulerStats
 from .metrics.loggers import StatLoggerManager
 from .metrics.stats import IterationStats
 from .output_processor import OutputProcessor
@@ -50,7 +50,10 @@ class OutputHandler:
             if not isinstance(error, EngineDeadError):
                 logger.exception("The output handler failed")
             self.failure = error
-            self._output_processor.propagate_error(error)
+            iteration_stats = IterationStats() if self._logger_manager is not None else None
+            self._output_processor.propagate_error(error, iteration_stats)
+            if self._logger_manager is not None:
+                self._logger_manager.record(SchedulerStats(), iteration_stats)  # nothing runs any more
 
     async def _handle(self, outputs: EngineCoreOutputs) -> None:
         """In slices, between which other tasks get a turn."""

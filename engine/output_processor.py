@@ -157,14 +157,12 @@ class OutputProcessor:
                 aborted.append(request_id)
         return aborted
 
-    def propagate_error(self, error: Exception) -> None:
+    def propagate_error(self, error: Exception, iteration_stats: IterationStats | None = None) -> None:
         """Raise `error` in every waiting consumer and forget their requests: nothing more will come for them."""
         for state in list(self.request_states.values()):
             if state.queue is not None:
                 state.queue.put(error)
-                self._forget(state)
-                if self.tracer is not None:
-                    self.tracer.record(state, FinishReason.ERROR, str(error))
+                self._end(state, FinishReason.ERROR, str(error), iteration_stats)
 
     def _running_ids(self, given_id: str, internal: bool) -> Sequence[str]:
         if not internal:
@@ -186,11 +184,7 @@ class OutputProcessor:
         completion = state.make_output(finish_reason, stop_reason)
         ended = finish_reason is not None and not goes_on
         if finish_reason is not None and ended:
-            self._forget(state)
-            if iteration_stats is not None:
-                self._record_finished(state, finish_reason, iteration_stats)
-            if self.tracer is not None:
-                self.tracer.record(state, finish_reason, None if stop_reason is None else str(stop_reason))
+            self._end(state, finish_reason, stop_reason, iteration_stats)
         if completion is None:
             return None
         parent = state.parent
@@ -204,6 +198,20 @@ class OutputProcessor:
         if state.queue is not None:
             state.queue.put(request_output)
         return request_output
+
+    def _end(
+        self,
+        state: RequestState,
+        finish_reason: FinishReason,
+        stop_reason: int | str | None,
+        iteration_stats: IterationStats | None,
+    ) -> None:
+        """Forget a request that has ended, once it is counted and traced."""
+        self._forget(state)
+        if iteration_stats is not None:
+            self._record_finished(state, finish_reason, iteration_stats)
+        if self.tracer is not None:
+            self.tracer.record(state, finish_reason, None if stop_reason is None else str(stop_reason))
 
     def _forget(self, state: RequestState) -> None:
         del self.request_states[state.request_id]

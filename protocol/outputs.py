@@ -92,10 +92,15 @@ class PrefixCacheStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=F
 
 
 class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
-    """The scheduler's state after a step; `num_preemptions` counts since the last snapshot."""
+    """The scheduler's state after a step; `num_preemptions` counts since the last snapshot.
+
+    `num_skipped_waiting_reqs`: those of the waiting that could not run if there were room, for want of a compiled
+    grammar or of more prompt.
+    """
 
     num_running_reqs: int = 0
     num_waiting_reqs: int = 0
+    num_skipped_waiting_reqs: int = 0
     kv_cache_usage: float = 0.0  # 0..1
     num_preemptions: int = 0
     prefix_cache_stats: PrefixCacheStats = msgspec.field(default_factory=PrefixCacheStats)

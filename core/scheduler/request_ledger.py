@@ -135,6 +135,7 @@ class RequestLedger:
         stats = SchedulerStats(
             num_running_reqs=num_running,
             num_waiting_reqs=num_waiting,
+            num_skipped_waiting_reqs=len(self._grammars) + len(self._idle_sessions),
             kv_cache_usage=self.kv_cache_manager.usage,
             num_preemptions=self._num_preemptions,
             prefix_cache_stats=self.kv_cache_manager.take_stats(),

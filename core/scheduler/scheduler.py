@@ -118,7 +118,9 @@ class Scheduler(RequestLedger):
         request.num_computed_tokens = num_cached
         if request.status is not RequestStatus.PREEMPTED:
             self.kv_cache_manager.record_lookup(request.num_tokens, num_cached)
-            request.prefill_stats = PrefillStats(request.num_prompt_tokens, min(num_cached, request.num_prompt_tokens))
+            if request.num_output_tokens == 0:  # one that moved here from a dead core has been counted
+                num_prompt = request.num_prompt_tokens
+                request.prefill_stats = PrefillStats(num_prompt, min(num_cached, num_prompt))
         plan.entering.append(request)
         plan.num_tokens[request.request_id] = num_new
         plan.budget -= num_new

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("corespan.engine")
 
+NO_STATISTICS = "there are no statistics: build the engine with disable_log_stats=False"
 HIT_RATE_WINDOW = 1000
 """Over how many of the latest requests the prefix-cache hit rate is taken."""
 
@@ -30,14 +31,17 @@ class StatLoggerBase:
         self.vllm_config = vllm_config
         self.engine_index = engine_index
 
+    def log_engine_initialized(self) -> None:
+        """Called once, when the engine is up."""
+
     def record(self, scheduler_stats: SchedulerStats | None, iteration_stats: IterationStats | None) -> None:
-        """Called for every batch of outputs, and when requests are aborted."""
+        """Called for every batch of outputs, and when requests are aborted or fail."""
 
     def log(self) -> None:
         """Called every VLLM_LOG_STATS_INTERVAL seconds while there is work, and by `do_log_stats()`."""
 
-    def record_sleep_state(self, level: int) -> None:
-        """`level` 0: awake."""
+    def record_sleep_state(self, sleep: int = 0, level: int = 0) -> None:
+        """`sleep` 1: falls asleep at this `level`; 0: wakes up."""
 
 
 StatLoggerFactory = Callable[[VllmConfig, int], StatLoggerBase]
@@ -45,21 +49,33 @@ StatLoggerFactory = Callable[[VllmConfig, int], StatLoggerBase]
 
 
 class StatLoggerManager:
-    """The default loggers (log lines if INFO is on, Prometheus if its client is installed) and the caller's own."""
+    """The caller's own loggers, then the default ones: log lines if INFO is on, Prometheus if its client is installed.
 
-    def __init__(self, vllm_config: VllmConfig, factories: Sequence[StatLoggerFactory] = ()) -> None:
+    A subclass of the Prometheus logger among the caller's takes the place of the default one. A logger that raises is
+    left out from then on: nobody's request depends on it.
+    """
+
+    def __init__(
+        self,
+        vllm_config: VllmConfig,
+        factories: Sequence[StatLoggerFactory] = (),
+        enable_default_loggers: bool = True,
+    ) -> None:
         self.loggers = [factory(vllm_config, 0) for factory in factories]
-        if logger.isEnabledFor(logging.INFO):
-            self.loggers.append(LoggingStatLogger(vllm_config))
-        self.prometheus = _prometheus_logger(vllm_config)
-        if self.prometheus is not None:
-            self.loggers.append(self.prometheus)
+        self.prometheus: PrometheusStatLogger | None = None
+        if enable_default_loggers:
+            if logger.isEnabledFor(logging.INFO):
+                self.loggers.append(LoggingStatLogger(vllm_config))
+            self.prometheus = self._prometheus_logger(vllm_config)
+        self._default_loggers = enable_default_loggers
         self._interval = max(envs.VLLM_LOG_STATS_INTERVAL, 0.0) or 10.0
         self._last_log = time.monotonic()
+        self._each(lambda stat_logger: stat_logger.log_engine_initialized())
 
     def record(self, scheduler_stats: SchedulerStats | None, iteration_stats: IterationStats | None) -> None:
-        for stat_logger in self.loggers:
-            stat_logger.record(scheduler_stats, iteration_stats)
+        self._each(
+            lambda stat_logger: stat_logger.record(scheduler_stats=scheduler_stats, iteration_stats=iteration_stats)
+        )
 
     def log_if_due(self) -> None:
         if time.monotonic() - self._last_log >= self._interval:
@@ -67,31 +83,43 @@ class StatLoggerManager:
 
     def log(self) -> None:
         self._last_log = time.monotonic()
-        for stat_logger in self.loggers:
-            stat_logger.log()
+        self._each(lambda stat_logger: stat_logger.log())
 
-    def record_sleep_state(self, level: int) -> None:
-        for stat_logger in self.loggers:
-            stat_logger.record_sleep_state(level)
+    def record_sleep_state(self, sleep: int, level: int) -> None:
+        self._each(lambda stat_logger: stat_logger.record_sleep_state(sleep, level))
 
     def get_metrics(self) -> "list[Metric]":
-        """This engine's metrics. Raises RuntimeError where prometheus_client is not installed."""
+        """This engine's metrics. Raises RuntimeError where there is no Prometheus logger."""
+        if not self._default_loggers:
+            raise RuntimeError(NO_STATISTICS)
         if self.prometheus is None:
             raise RuntimeError("metrics need prometheus_client: pip install 'corespan[metrics]'")
         from .reader import snapshot
 
         return snapshot(self.prometheus.collectors)
 
+    def _each(self, tell: Callable[[StatLoggerBase], None]) -> None:
+        for stat_logger in tuple(self.loggers):
+            try:
+                tell(stat_logger)
+            except Exception:  # a logger of the user's can raise anything
+                logger.exception("%s failed and is told nothing more", type(stat_logger).__name__)
+                self.loggers.remove(stat_logger)
 
-def _prometheus_logger(vllm_config: VllmConfig) -> "PrometheusStatLogger | None":
-    try:
-        import prometheus_client  # noqa: F401
-    except ImportError:
-        logger.debug("prometheus_client is not installed: statistics go to the log alone")
-        return None
-    from .prometheus import PrometheusStatLogger
+    def _prometheus_logger(self, vllm_config: VllmConfig) -> "PrometheusStatLogger | None":
+        try:
+            import prometheus_client  # noqa: F401
+        except ImportError:
+            logger.debug("prometheus_client is not installed: statistics go to the log alone")
+            return None
+        from .prometheus import PrometheusStatLogger
 
-    return PrometheusStatLogger(vllm_config)
+        for stat_logger in self.loggers:
+            if isinstance(stat_logger, PrometheusStatLogger):
+                return stat_logger
+        default = PrometheusStatLogger(vllm_config)
+        self.loggers.append(default)
+        return default
 
 
 class LoggingStatLogger(StatLoggerBase):

@@ -1,9 +1,13 @@
 """The engine's figures as Prometheus metrics under vLLM's names. Needs the extra `metrics` (prometheus_client)."""
 
+import weakref
 from collections.abc import Iterator, Sequence
 
 import msgspec
 from prometheus_client import REGISTRY, Counter, Gauge, Histogram
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
 
 from ...protocol.config import VllmConfig
 from ...protocol.outputs import FinishReason, SchedulerStats
@@ -29,20 +33,20 @@ _REQUEST_SECONDS = (
 
 
 class PrometheusStatLogger(StatLoggerBase):
-    """Registers its metrics in place of those of an earlier engine of the process: the global registry shows the
-    latest engine, while `collectors` stay this engine's own.
+    """`collectors` are this engine's own. The global registry shows those of every engine of the process, as long as
+    the engine is there; of several under the same labels, the latest.
     """
 
     def __init__(self, vllm_config: VllmConfig, engine_index: int = 0) -> None:
         super().__init__(vllm_config, engine_index)
-        unregister_metrics()
         self.collectors: list[Counter | Gauge | Histogram] = []
         self._labels = (vllm_config.model_config.served_model_name, str(engine_index))
         self._make_scheduler_metrics()
         self._make_token_metrics()
         self._make_request_metrics()
         self._describe_cache()
-        self.record_sleep_state(0)
+        self.record_sleep_state()
+        _engines.add(self)
 
     def record(self, scheduler_stats: SchedulerStats | None, iteration_stats: IterationStats | None) -> None:
         if scheduler_stats is not None:
@@ -50,13 +54,17 @@ class PrometheusStatLogger(StatLoggerBase):
         if iteration_stats is not None:
             self._record_iteration(iteration_stats)
 
-    def record_sleep_state(self, level: int) -> None:
+    def record_sleep_state(self, sleep: int = 0, level: int = 0) -> None:
+        """An engine that sleeps at level 0, which is a pause, is in none of the states."""
         for state_level, state in enumerate(SLEEP_STATES):
-            self._sleep_state.labels(*self._labels, state).set(int(state_level == level))
+            is_state = level == state_level > 0 if sleep else state_level == 0
+            self._sleep_state.labels(*self._labels, state).set(int(is_state))
 
     def _record_scheduler(self, stats: SchedulerStats) -> None:
         self._running.set(stats.num_running_reqs)
         self._waiting.set(stats.num_waiting_reqs)
+        self._waiting_for_capacity.set(stats.num_waiting_reqs - stats.num_skipped_waiting_reqs)
+        self._waiting_deferred.set(stats.num_skipped_waiting_reqs)
         self._kv_cache_usage.set(stats.kv_cache_usage)
         self._prefix_cache_queries.inc(stats.prefix_cache_stats.queries)
         self._prefix_cache_hits.inc(stats.prefix_cache_stats.hits)
@@ -98,17 +106,30 @@ class PrometheusStatLogger(StatLoggerBase):
 
     def _make_scheduler_metrics(self) -> None:
         self._running = self._gauge("num_requests_running", "Requests in the batch.")
-        self._waiting = self._gauge("num_requests_waiting", "Requests waiting for a place in the batch.")
+        self._waiting = self._gauge("num_requests_waiting", "Requests that are not in the batch.")
+        by_reason = Gauge(
+            PREFIX + "num_requests_waiting_by_reason",
+            "capacity: for a place in the batch or blocks; deferred: for something else, such as a grammar.",
+            (*LABELS, "reason"),
+            registry=None,
+        )
+        self.collectors.append(by_reason)
+        self._waiting_for_capacity = by_reason.labels(*self._labels, "capacity")
+        self._waiting_deferred = by_reason.labels(*self._labels, "deferred")
         self._kv_cache_usage = self._gauge("kv_cache_usage_perc", "Share of the KV blocks in use, 0 to 1.")
         self._prefix_cache_queries = self._counter("prefix_cache_queries", "Prompt tokens looked up in the cache.")
         self._prefix_cache_hits = self._counter("prefix_cache_hits", "Prompt tokens found in the cache.")
         self._preemptions = self._counter("num_preemptions", "Requests that lost their blocks to others.")
-        self._sleep_state = Gauge(PREFIX + "engine_sleep_state", "1 for the state it is in.", (*LABELS, "sleep_state"))
+        self._sleep_state = Gauge(
+            PREFIX + "engine_sleep_state", "1 for the state it is in.", (*LABELS, "sleep_state"), registry=None
+        )
         self.collectors.append(self._sleep_state)
 
     def _make_token_metrics(self) -> None:
         self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens processed.")
-        by_source = Counter(PREFIX + "prompt_tokens_by_source", "Prompt tokens by origin.", (*LABELS, "source"))
+        by_source = Counter(
+            PREFIX + "prompt_tokens_by_source", "Prompt tokens by origin.", (*LABELS, "source"), registry=None
+        )
         self.collectors.append(by_source)
         self._prompt_tokens_computed = by_source.labels(*self._labels, "local_compute")
         self._prompt_tokens_hit = by_source.labels(*self._labels, "local_cache_hit")
@@ -123,7 +144,7 @@ class PrometheusStatLogger(StatLoggerBase):
         )
 
     def _make_request_metrics(self) -> None:
-        success = Counter(PREFIX + "request_success", "Finished requests.", (*LABELS, "finished_reason"))
+        success = Counter(PREFIX + "request_success", "Finished requests.", (*LABELS, "finished_reason"), registry=None)
         self.collectors.append(success)
         self._success = {reason: success.labels(*self._labels, str(reason)) for reason in FinishReason}
         lengths = tuple(one_two_five(self.vllm_config.model_config.max_model_len))
@@ -150,31 +171,53 @@ class PrometheusStatLogger(StatLoggerBase):
     def _describe_cache(self) -> None:
         cache_config = {key: str(value) for key, value in msgspec.to_builtins(self.vllm_config.cache_config).items()}
         labels = {**cache_config, "engine": self._labels[1]}
-        gauge = Gauge(PREFIX + "cache_config_info", "The KV cache's configuration, as labels.", list(labels))
+        gauge = Gauge(
+            PREFIX + "cache_config_info", "The KV cache's configuration, as labels.", list(labels), registry=None
+        )
         gauge.labels(**labels).set(1)
         self.collectors.append(gauge)
 
     def _gauge(self, name: str, meaning: str) -> Gauge:
-        gauge = Gauge(PREFIX + name, meaning, LABELS)
+        gauge = Gauge(PREFIX + name, meaning, LABELS, registry=None)
         self.collectors.append(gauge)
         return gauge.labels(*self._labels)
 
     def _counter(self, name: str, meaning: str) -> Counter:
-        counter = Counter(PREFIX + name, meaning, LABELS)
+        counter = Counter(PREFIX + name, meaning, LABELS, registry=None)
         self.collectors.append(counter)
         return counter.labels(*self._labels)
 
     def _histogram(self, name: str, meaning: str, buckets: Sequence[float]) -> Histogram:
-        histogram = Histogram(PREFIX + name, meaning, LABELS, buckets=buckets)
+        histogram = Histogram(PREFIX + name, meaning, LABELS, buckets=buckets, registry=None)
         self.collectors.append(histogram)
         return histogram.labels(*self._labels)
 
 
-def unregister_metrics() -> None:
-    """Takes every metric of an engine out of the global registry."""
-    for collector in list(REGISTRY._collector_to_names):
-        if any(name.startswith(PREFIX) for name in REGISTRY._collector_to_names[collector]):
-            REGISTRY.unregister(collector)
+class _EngineMetrics(Collector):
+    """What the global registry knows of the engines of this process."""
+
+    def __init__(self) -> None:
+        self._loggers: list[weakref.ref[PrometheusStatLogger]] = []
+
+    def add(self, stat_logger: PrometheusStatLogger) -> None:
+        self._loggers = [known for known in self._loggers if known() is not None] + [weakref.ref(stat_logger)]
+
+    def collect(self) -> Iterator[Metric]:
+        """One family a name, as Prometheus wants it, with the samples of all engines."""
+        families: dict[str, Metric] = {}
+        samples: dict[str, dict[object, Sample]] = {}
+        for stat_logger in filter(None, (known() for known in self._loggers)):
+            for family in (family for collector in stat_logger.collectors for family in collector.collect()):
+                families.setdefault(family.name, family)
+                by_labels = samples.setdefault(family.name, {})
+                by_labels |= {(sample.name, *sample.labels.items()): sample for sample in family.samples}
+        for name, family in families.items():
+            family.samples = list(samples[name].values())
+            yield family
+
+
+_engines = _EngineMetrics()
+REGISTRY.register(_engines)
 
 
 def one_two_five(largest: int) -> Iterator[int]:

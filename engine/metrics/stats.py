@@ -88,7 +88,7 @@ class IterationStats:
         self.num_generation_tokens += num_new_tokens
         if request_stats.num_generation_tokens == 0:
             request_stats.first_token_ts = engine_core_timestamp
-            request_stats.first_token_latency = self.iteration_timestamp - request_stats.arrival_time
+            request_stats.first_token_latency = self._seconds_since(request_stats.arrival_time)
             self.time_to_first_tokens_iter.append(request_stats.first_token_latency)
         else:
             self.inter_token_latencies_iter.append(engine_core_timestamp - request_stats.last_token_ts)
@@ -113,7 +113,7 @@ class IterationStats:
             FinishedRequestStats(
                 finish_reason=finish_reason,
                 request_id=request_id,
-                e2e_latency=self.iteration_timestamp - request_stats.arrival_time,
+                e2e_latency=self._seconds_since(request_stats.arrival_time),
                 num_prompt_tokens=num_prompt_tokens,
                 num_cached_tokens=num_cached_tokens,
                 num_generation_tokens=request_stats.num_generation_tokens,
@@ -128,12 +128,16 @@ class IterationStats:
             )
         )
 
+    def _seconds_since(self, arrival_time: float) -> float:
+        """Not below zero, though the machine's clock may have been set back meanwhile."""
+        return max(self.iteration_timestamp - arrival_time, 0.0)
+
     def _update_from_event(self, event: EngineCoreEvent, request_stats: RequestStateStats) -> None:
+        """What happens again after a preemption, or in a new core, counts the first time."""
         if event.type == EventType.QUEUED:
-            request_stats.queued_ts = event.timestamp
+            request_stats.queued_ts = request_stats.queued_ts or event.timestamp
         elif event.type == EventType.SCHEDULED:
-            if request_stats.scheduled_ts == 0.0:  # again after a preemption: the first time counts
-                request_stats.scheduled_ts = event.timestamp
+            request_stats.scheduled_ts = request_stats.scheduled_ts or event.timestamp
         elif event.type == EventType.PREEMPTED:
             self.num_preempted_reqs += 1
             request_stats.preempted_ts.append(event.timestamp)

@@ -233,8 +233,8 @@ def test_custom_stat_loggers_see_steps_sleep_and_log_calls(make_engine: Any) -> 
         def log(self) -> None:
             events.append("log")
 
-        def record_sleep_state(self, level: int) -> None:
-            events.append(("sleep", level))
+        def record_sleep_state(self, sleep: int = 0, level: int = 0) -> None:
+            events.append(("sleep", sleep, level))
 
     engine = make_engine(disable_log_stats=False, stat_loggers=[Recorder])
     engine.add_request("seen", PROMPT, greedy(3))
@@ -244,4 +244,4 @@ def test_custom_stat_loggers_see_steps_sleep_and_log_calls(make_engine: Any) -> 
     engine.wake_up()
 
     assert ("running", 1) in events
-    assert events[-3:] == ["log", ("sleep", 1), ("sleep", 0)]
+    assert events[-3:] == ["log", ("sleep", 1, 1), ("sleep", 0, 0)]
