@@ -11,7 +11,7 @@ class ClientAddresses(msgspec.Struct, kw_only=True):
     """
 
     socket_dir: str
-    output_token: bytes
+    output_token: bytes  # of TOKEN_BYTES
     client_index: int = 0
     core_pid: int = 0
 

@@ -4,8 +4,10 @@ A core is a fresh interpreter, never a fork and never a second run of the user's
 a script without a guard, a notebook, a daemonic worker, or a process whose threads hold locks.
 """
 
+import contextlib
 import logging
 import os
+import re
 import shutil
 import signal
 import socket
@@ -16,12 +18,10 @@ import threading
 import time
 from typing import TypeVar
 
-import msgspec
 import psutil
 
 from ..protocol import envs
 from ..protocol.channel import Channel
-from ..protocol.config import VllmConfig
 from ..protocol.errors import ProtocolError
 from ..protocol.outputs import (
     HandshakeFailed,
@@ -30,7 +30,6 @@ from ..protocol.outputs import (
     HandshakeMessage,
     HandshakeReady,
 )
-from .addresses import ENGINE_INDEX, ClientAddresses
 from .failures import rebuild_exception
 
 logger = logging.getLogger("corespan.client")
@@ -42,6 +41,10 @@ EXIT_GRACE = 5.0  # seconds an idle core has to leave before it is killed
 MAX_IPC_PATH_BYTES = 100  # of the 107 the system has, less a file name's
 STACKS_FILE = "core.stacks"
 
+_SECRET_WORDS = frozenset(
+    ("TOKEN", "SECRET", "KEY", "APIKEY", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIAL", "CREDENTIALS")
+)
+_URL_WITH_PASSWORD = re.compile(r"://[^/\s:@]*:[^/\s@]+@")
 _ROOT_PACKAGE = __package__.rpartition(".")[0]
 _BOOTSTRAP = (
     f"import sys; sys.path[:] = sys.argv[3:]; from {_ROOT_PACKAGE}.core.process_main import main; "
@@ -52,21 +55,14 @@ _BOOTSTRAP = (
 class CoreProcess:
     """One core, from its start to its end. `ready` holds its final figures."""
 
-    def __init__(
-        self,
-        vllm_config: VllmConfig,
-        executor_class: str,
-        log_stats: bool,
-        addresses: ClientAddresses,
-        client_count: int,
-    ) -> None:
+    def __init__(self, init: HandshakeInit) -> None:
         """Returns when the model is loaded.
 
         Raises what the core's start raised, with the core's traceback as a note; RuntimeError when the core vanished;
         TimeoutError after VLLM_ENGINE_READY_TIMEOUT_S.
         """
         self.owner_pid = os.getpid()
-        self._socket_dir = addresses.socket_dir
+        self._socket_dir = init.socket_dir
         self._last_words: HandshakeFailed | None = None
         self._channel_lock = threading.Lock()
         own_end, core_end = socket.socketpair()
@@ -79,16 +75,6 @@ class CoreProcess:
                 env=_core_environment(),
                 process_group=0,  # Ctrl-C in a terminal is the parent's alone
             )
-        init = HandshakeInit(
-            config=msgspec.msgpack.encode(vllm_config),
-            engine_index=ENGINE_INDEX,
-            socket_dir=addresses.socket_dir,
-            output_token=addresses.output_token,
-            input_addresses=[addresses.of_client(index).input_address for index in range(client_count)],
-            output_addresses=[addresses.of_client(index).output_address for index in range(client_count)],
-            executor_class=executor_class,
-            log_stats=log_stats,
-        )
         try:
             self.ready = self._handshake(init)
         except BaseException:
@@ -98,14 +84,10 @@ class CoreProcess:
 
     def _handshake(self, init: HandshakeInit) -> HandshakeReady:
         deadline = time.monotonic() + envs.VLLM_ENGINE_READY_TIMEOUT_S
-        try:
-            self._expect(HandshakeHello, deadline)
+        self._expect(HandshakeHello, deadline)
+        with contextlib.suppress(OSError):  # when the core is gone, what comes next is its end
             self.channel.send(init)
-            return self._expect(HandshakeReady, deadline)
-        except (EOFError, OSError) as error:
-            if isinstance(error, TimeoutError):
-                raise
-            raise RuntimeError(f"The engine core did not start: {self._wait_for_exit_status()}") from None
+        return self._expect(HandshakeReady, deadline)
 
     def _expect(self, message_type: type[M], deadline: float) -> M:
         message = self._next_message(deadline)
@@ -125,7 +107,10 @@ class CoreProcess:
                     "(VLLM_ENGINE_READY_TIMEOUT_S)"
                 )
             logger.info("The engine core has been starting for %.0f s", waited)
-        return self.channel.receive(deadline - time.monotonic())
+        try:
+            return self.channel.receive(deadline - time.monotonic())
+        except EOFError:
+            raise RuntimeError(f"The engine core did not start: {self._wait_for_exit_status()}") from None
 
     def poll_death(self) -> bool:
         """Whether the process is at its end; does not wait. To be asked when `channel` becomes readable."""
@@ -186,6 +171,7 @@ class CoreProcess:
                     process.kill()
                 except psutil.NoSuchProcess:
                     continue
+            self._process.kill()
             self._process.wait()
 
 
@@ -205,9 +191,17 @@ def make_socket_dir() -> str:
 
 
 def _core_environment() -> dict[str, str]:
-    environment = dict(os.environ)
+    """This process's, without secrets: the core loads files that are there and speaks to nobody but its clients."""
+    environment = {name: text for name, text in os.environ.items() if not _is_secret(name, text)}
     environment.setdefault("OMP_NUM_THREADS", str(available_cores()))
     return environment
+
+
+def _is_secret(name: str, text: str) -> bool:
+    """Whether an environment variable's name says so, such as HF_TOKEN or AWS_SECRET_ACCESS_KEY, or it holds a URL with
+    a password.
+    """
+    return not _SECRET_WORDS.isdisjoint(name.upper().split("_")) or _URL_WITH_PASSWORD.search(text) is not None
 
 
 def available_cores() -> int:
@@ -222,9 +216,11 @@ def available_cores() -> int:
 
 
 def _process_tree(pid: int) -> list[psutil.Process]:
-    """The process and its descendants, itself first, so that it starts no more of them."""
+    """The process and its descendants, itself first, so that it starts no more of them. Empty where it has ended, or
+    where this process can open no more files to look.
+    """
     try:
         process = psutil.Process(pid)
         return [process, *process.children(recursive=True)]
-    except psutil.NoSuchProcess:
+    except (psutil.NoSuchProcess, OSError):
         return []

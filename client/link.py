@@ -9,6 +9,7 @@ import os
 import secrets
 import shutil
 import threading
+import time
 
 import msgspec
 import zmq
@@ -16,11 +17,20 @@ import zmq
 from ..protocol.codec import MsgpackDecoder, MsgpackEncoder
 from ..protocol.config import VllmConfig
 from ..protocol.errors import EngineDeadError, ProtocolError
-from ..protocol.outputs import ENGINE_CORE_DEAD, EngineCoreOutputs, HandshakeReady
+from ..protocol.outputs import ENGINE_CORE_DEAD, CurveKeys, EngineCoreOutputs, HandshakeInit, HandshakeReady
 from ..protocol.requests import REQUEST_SHUTDOWN, EngineCoreRequestType, UtilityRequest
-from ..protocol.sockets import TOKEN_BYTES, OutputSeal, bind, identity, receive_frames
+from ..protocol.sockets import (
+    TOKEN_BYTES,
+    OutputSeal,
+    bind,
+    bound_address,
+    identity,
+    make_curve_keys,
+    receive_frames,
+)
 from .addresses import ENGINE_INDEX, ClientAddresses
 from .attached import AttachedCore
+from .doorkeeper import Doorkeeper
 from .launcher import CoreProcess, make_socket_dir
 
 logger = logging.getLogger("corespan.client")
@@ -29,7 +39,7 @@ LAST_OUTPUTS_WAIT_MS = 20  # what a core had sent when it was killed arrives wit
 GOODBYE_WAIT_MS = 2000  # what a core that leaves in order says last
 SHUT_DOWN = "it was shut down"
 NUM_FILE_DESCRIPTORS = 48  # more than a link and the start of its core take
-READY_WAIT_MS = 10_000  # a core that says it is ready connects its sockets at the same time
+READY_WAIT = 10.0  # seconds; a core that says it is ready connects its sockets at the same time
 
 
 class CoreLink:
@@ -47,7 +57,10 @@ class CoreLink:
         client_addresses: ClientAddresses | None = None,
     ) -> None:
         """Starts a core for `client_count` clients and connects as the first of them; with `client_addresses`, connects
-        as another client of a core that runs. Raises what `CoreProcess` raises.
+        as another client of a core that runs.
+
+        Raises what `CoreProcess` raises, OSError where there is no room for sockets, ValueError for a `core_address`
+        that is none of this machine or is to serve several clients.
         """
         self.dead_cause: str | None = None
         self.released = False  # the sockets are closed
@@ -57,19 +70,34 @@ class CoreLink:
         self._receive_lock = threading.Lock()
         self._encoder = MsgpackEncoder()
         self._decoder = MsgpackDecoder(EngineCoreOutputs)
+        core_address = vllm_config.parallel_config.core_address
+        if core_address is not None and (client_count > 1 or client_addresses is not None):
+            raise ValueError(f"core_address is {core_address!r}; a core with several clients has unix sockets only")
         _require_file_descriptors()
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.addresses = client_addresses or ClientAddresses(
             socket_dir=make_socket_dir(), output_token=secrets.token_bytes(TOKEN_BYTES)
         )
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._is_owner = client_addresses is None
+        self._core_identity = identity(ENGINE_INDEX, self.addresses.output_token)
         self._seal = OutputSeal(self.addresses.output_token)
         try:
-            self._input = bind(self._context, zmq.ROUTER, self.addresses.input_address)
-            self.output_socket = bind(self._context, zmq.PULL, self.addresses.output_address)
+            core_keys = self._bind(core_address)
             self.process: CoreProcess | AttachedCore
             if self._is_owner:
-                self.process = CoreProcess(vllm_config, executor_class, log_stats, self.addresses, client_count)
+                clients = [self.addresses.of_client(index) for index in range(1, client_count)]
+                init = HandshakeInit(
+                    config=msgspec.msgpack.encode(vllm_config),
+                    engine_index=ENGINE_INDEX,
+                    socket_dir=self.addresses.socket_dir,
+                    output_token=self.addresses.output_token,
+                    input_addresses=[bound_address(self._input), *(other.input_address for other in clients)],
+                    output_addresses=[bound_address(self.output_socket), *(other.output_address for other in clients)],
+                    executor_class=executor_class,
+                    log_stats=log_stats,
+                    curve_keys=core_keys,
+                )
+                self.process = CoreProcess(init)
             else:
                 self.process = AttachedCore(self.addresses.core_pid)
         except BaseException:
@@ -84,23 +112,41 @@ class CoreLink:
             self.close()
             raise
 
+    def _bind(self, core_address: str | None) -> CurveKeys | None:
+        """Makes both sockets; over TCP also keys, of which the core's are returned."""
+        if core_address is None:
+            self._input = bind(self._context, zmq.ROUTER, self.addresses.input_address)
+            self.output_socket = bind(self._context, zmq.PULL, self.addresses.output_address)
+            return None
+        own_keys, core_keys = make_curve_keys()
+        Doorkeeper(self._context, own_keys.peer_key).start()
+        try:
+            self._input = bind(self._context, zmq.ROUTER, f"{core_address}:*", own_keys)
+            self.output_socket = bind(self._context, zmq.PULL, f"{core_address}:*", own_keys)
+        except OSError as error:
+            raise ValueError(
+                f"core_address is {core_address!r}; it must be an address of this machine ({error.strerror})"
+            ) from error
+        return core_keys
+
     def _await_route(self, vllm_config: VllmConfig) -> VllmConfig:
         """The socket can send to the core once the core has said on it that it is ready, and with which figures."""
-        while self._input.poll(READY_WAIT_MS):
+        deadline = time.monotonic() + READY_WAIT
+        while self._input.poll(int(max(deadline - time.monotonic(), 0.0) * 1000)):
             sender, *frames = self._input.recv_multipart()
-            if sender == identity(ENGINE_INDEX) and frames:
+            if sender == self._core_identity:
                 ready = msgspec.msgpack.decode(frames[0], type=HandshakeReady)
                 self.addresses.core_pid = ready.pid
                 return _with_final_figures(vllm_config, ready)
         raise TimeoutError("the engine core is ready but did not connect to its request socket")
 
     def send(self, request_type: EngineCoreRequestType, message: object) -> None:
-        """Raises EngineDeadError, TypeError for what cannot be encoded."""
+        """Raises EngineDeadError; TypeError, OverflowError or ValueError for what cannot be encoded."""
         with self._send_lock:
             self.ensure_alive()
             frames = self._encoder.encode(message)
             try:
-                self._input.send_multipart([identity(ENGINE_INDEX), request_type.value, *frames])
+                self._input.send_multipart([self._core_identity, request_type.value, *frames])
             except zmq.ZMQError as error:
                 self.mark_dead()
                 raise self.dead_error() from error

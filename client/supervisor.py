@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from ..protocol.codec import MsgpackEncoder
 from ..protocol.config import VllmConfig
 from ..protocol.errors import EngineDeadError
 from ..protocol.outputs import EngineCoreOutput, EngineCoreOutputs, FinishReason, UtilityOutput
@@ -41,6 +42,7 @@ class Supervisor:
         self._ledger = Ledger(vllm_config.scheduler_config.max_num_seqs if fcfs else None)
         self._halt = Halt()
         self._calls: dict[int, UtilityRequest] = {}  # that the present core has not answered yet
+        self._encoder = MsgpackEncoder()
         self._lock = threading.RLock()  # guards these three and which link is the present one
         self._revival = threading.Lock()
         self._reviving = False
@@ -74,22 +76,30 @@ class Supervisor:
         return self.link.dead_error()
 
     def add(self, request: EngineCoreRequest) -> None:
-        """Raises EngineDeadError when the core is dead and none will take its place."""
+        """Raises what `CoreLink.send` raises, but EngineDeadError only when no other core will take the dead one's
+        place.
+        """
         if not self._limit:
             self.link.send(EngineCoreRequestType.ADD, request)
             return
         with self._lock:
             if self.dead:
                 raise self.dead_error()
+            self._encoder.encode(request)  # what cannot be sent is refused now, not when another core is to take it
             self._ledger.add(request)
             self._send_due()
 
     def call(self, link: CoreLink, call: UtilityRequest) -> None:
-        """Asks the core behind `link`. Raises EngineDeadError, TypeError for arguments that cannot be encoded."""
+        """Asks the core behind `link`. Raises what `CoreLink.send` raises."""
         if self._limit:
             with self._lock:
                 self._calls[call.call_id] = call
-        link.send(EngineCoreRequestType.UTILITY, call)
+        try:
+            link.send(EngineCoreRequestType.UTILITY, call)
+        except Exception:
+            with self._lock:
+                self._calls.pop(call.call_id, None)
+            raise
 
     def abort(self, request_ids: list[str]) -> None:
         with self._lock:

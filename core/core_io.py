@@ -16,7 +16,14 @@ from zmq.utils.monitor import recv_monitor_message
 
 from ..protocol.codec import Buffer, MsgpackDecoder, MsgpackEncoder
 from ..protocol.errors import ProtocolError
-from ..protocol.outputs import ENGINE_CORE_DEAD, EngineCoreOutputs, UtilityOutput
+from ..protocol.outputs import (
+    ENGINE_CORE_DEAD,
+    CurveKeys,
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    FinishReason,
+    UtilityOutput,
+)
 from ..protocol.params import SamplingParams
 from ..protocol.requests import EngineCoreRequest, EngineCoreRequestType, UtilityRequest
 from ..protocol.sockets import OutputSeal, connect, receive_frames
@@ -63,6 +70,7 @@ class InputThread(threading.Thread):
         ready: bytes,
         intake: RequestIntake,
         on_failure: Callable[[str], None],
+        curve_keys: CurveKeys | None,
     ) -> None:
         """`ready` is the first message to every client, and teaches its socket the way to this core."""
         super().__init__(name="core-input", daemon=True)
@@ -72,6 +80,7 @@ class InputThread(threading.Thread):
         self._ready = ready
         self._intake = intake
         self._on_failure = on_failure
+        self._curve_keys = curve_keys
         self._monitors: dict[ZmqSocket, tuple[int, ZmqSocket]] = {}  # by monitor, the client's index and socket
         self._gone: set[int] = set()  # clients that were connected and are not
         self._add_decoder = MsgpackDecoder(EngineCoreRequest)
@@ -79,7 +88,9 @@ class InputThread(threading.Thread):
         self._utility_decoder = MsgpackDecoder(UtilityRequest)
 
     def run(self) -> None:
-        sockets = [connect(self._context, zmq.DEALER, address, self._identity) for address in self._addresses]
+        sockets = [
+            connect(self._context, zmq.DEALER, address, self._identity, self._curve_keys) for address in self._addresses
+        ]
         try:
             self._serve(sockets)
         except zmq.ContextTerminated:
@@ -195,19 +206,24 @@ class OutputThread(threading.Thread):
         engine_index: int,
         output_token: bytes,
         output_queue: OutputQueue,
+        input_queue: InputQueue,
         on_failure: Callable[[str], None],
+        curve_keys: CurveKeys | None,
     ) -> None:
+        """`input_queue` is told to abort a request whose output cannot be sent."""
         super().__init__(name="core-output", daemon=True)
         self._context = context
         self._addresses = addresses
         self._seals = [OutputSeal(output_token) for _ in addresses]
         self._engine_index = engine_index
         self._queue = output_queue
+        self._input_queue = input_queue
         self._on_failure = on_failure
+        self._curve_keys = curve_keys
         self._encoder = MsgpackEncoder()
 
     def run(self) -> None:
-        sockets = [connect(self._context, zmq.PUSH, address) for address in self._addresses]
+        sockets = [connect(self._context, zmq.PUSH, address, keys=self._curve_keys) for address in self._addresses]
         try:
             while (item := self._queue.get()) is not None:
                 if isinstance(item, DeadSentinel):
@@ -231,10 +247,25 @@ class OutputThread(threading.Thread):
             return self._encoder.encode(outputs)
         except Exception as error:
             answer = outputs.utility_output
-            if answer is None:
-                raise
-            outputs.utility_output = failed_call(answer.call_id, error)
+            if answer is not None:
+                outputs.utility_output = failed_call(answer.call_id, error)
+            outputs.outputs = [self._sendable(output) for output in outputs.outputs]
             return self._encoder.encode(outputs)
+
+    def _sendable(self, output: EngineCoreOutput) -> EngineCoreOutput:
+        """The output or, if it cannot be sent, its request's end. Log-probabilities can be longer than a frame may."""
+        try:
+            self._encoder.encode(output)
+        except Exception as error:
+            self._input_queue.put((EngineCoreRequestType.ABORT, [output.request_id]))
+            return EngineCoreOutput(
+                output.request_id,
+                [],
+                finish_reason=FinishReason.ERROR,
+                stop_reason=str(error),
+                trace_headers=output.trace_headers,
+            )
+        return output
 
 
 def failed_call(call_id: int, error: BaseException) -> UtilityOutput:

@@ -53,15 +53,18 @@ class EngineCoreProc(EngineCore):
             init.engine_index,
             init.output_token,
             self.output_queue,
+            self.input_queue,
             self._on_thread_failure,
+            init.curve_keys,
         )
         self._input_thread = InputThread(
             self._context,
             init.input_addresses,
-            identity(init.engine_index),
+            identity(init.engine_index, init.output_token),
             msgspec.msgpack.encode(self.ready_message()),
             self,
             self._on_thread_failure,
+            init.curve_keys,
         )
         self._output_thread.start()
         self._input_thread.start()

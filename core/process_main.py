@@ -87,10 +87,12 @@ class ParentWatch(threading.Thread):
             return None
 
     def _leave(self) -> None:
-        shutil.rmtree(self._socket_dir, ignore_errors=True)
-        for child in psutil.Process().children(recursive=True):
-            child.kill()
-        os._exit(1)
+        try:
+            shutil.rmtree(self._socket_dir, ignore_errors=True)
+            for child in psutil.Process().children(recursive=True):
+                child.kill()
+        finally:
+            os._exit(1)
 
 
 class TerminationWatch(threading.Thread):

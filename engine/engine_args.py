@@ -104,6 +104,7 @@ class EngineArgs:
     scheduling_policy: SchedulingPolicy = "fcfs"
     stream_interval: int = 1
     disable_log_stats: bool = False
+    core_address: str | None = None  # such as tcp://127.0.0.1: meet the core over TCP, encrypted; None: unix sockets
     engine_restart: int = 0
     shutdown_timeout: float = 0.0
     step_timeout: float | None = None
@@ -245,6 +246,7 @@ class EngineArgs:
             if (value := getattr(self, name)) is not None:
                 float_in(name, value, 0, float(2**31))
         return ParallelConfig(
+            core_address=self.core_address,
             engine_restart=int_at_least("engine_restart", self.engine_restart, 0),
             shutdown_timeout=self.shutdown_timeout,
             step_timeout=self.step_timeout,

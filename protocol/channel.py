@@ -36,8 +36,10 @@ class Channel:
         return bool(poller.poll(max(timeout, 0.0) * 1000))
 
     def send(self, message: HandshakeMessage) -> None:
-        """Raises OSError when the other end is gone."""
+        """Raises OSError when the other end is gone, ValueError for more than MAX_MESSAGE_BYTES."""
         payload = self._encoder.encode(message)
+        if len(payload) > MAX_MESSAGE_BYTES:
+            raise ValueError(f"a configuration of {len(payload)} bytes; at most {MAX_MESSAGE_BYTES} can be sent")
         self._socket.sendall(len(payload).to_bytes(_LENGTH_BYTES, "little") + payload)
 
     def receive(self, timeout: float | None = None) -> HandshakeMessage:

@@ -27,6 +27,10 @@ ARRAY_DTYPES: dict[str, np.dtype[Any]] = {
     for name in ("bool", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")
 }
 MAX_ARRAY_DIMS = 32
+MAX_FRAME_BYTES = 1 << 31
+"""The longest frame that crosses, and the same on every socket: whoever encodes a longer one gets an error, and whoever
+sends one all the same loses the connection.
+"""
 
 _FUNCTION_TYPES = (FunctionType, MethodType, BuiltinFunctionType)
 _NOT_DECODABLE = (msgspec.MsgspecError, RecursionError, ValueError, TypeError, OverflowError)
@@ -56,11 +60,18 @@ class MsgpackEncoder:
     def encode(self, message: object) -> list[Buffer]:
         """The main frame, then the array frames.
 
-        Raises TypeError for an object that cannot cross, OverflowError for an integer of more than 64 bits.
+        Raises TypeError for an object that cannot cross, OverflowError for an integer of more than 64 bits, ValueError
+        for a frame of more than MAX_FRAME_BYTES.
         """
         self._aux_frames = []
-        main = self._encoder.encode(message)
-        return [main, *self._aux_frames]
+        frames = [self._encoder.encode(message), *self._aux_frames]
+        longest = max(map(len, frames))
+        if longest > MAX_FRAME_BYTES:
+            raise ValueError(
+                f"a {type(message).__name__} with a part of {longest} bytes; at most {MAX_FRAME_BYTES} can cross "
+                "between shell and core in one piece"
+            )
+        return frames
 
     def _encode_custom(self, value: object) -> Any:
         if isinstance(value, np.ndarray):

@@ -1,5 +1,6 @@
 """The engine's configuration: frozen structs that cross the bridge as data. `EngineArgs` (engine room) builds them."""
 
+import ipaddress
 from typing import Any, Literal
 
 import msgspec
@@ -71,11 +72,36 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Processes and restarts. `engine_restart`: how often a dead core may be replaced within a window; 0: never."""
+    """Processes and restarts. `engine_restart`: how often a dead core may be replaced within a window; 0: never.
 
+    Raises ValueError for a `core_address` that is not one interface's.
+    """
+
+    core_address: str | None = None  # such as tcp://127.0.0.1, to meet the core at, encrypted; None: unix sockets
     engine_restart: int = 0
     shutdown_timeout: float = 0.0  # seconds a core may drain on SIGTERM
     step_timeout: float | None = None  # seconds a step may take before the core counts as hung; None: no limit
+
+    def __post_init__(self) -> None:
+        if self.core_address is not None and not _is_one_interface(self.core_address):
+            raise ValueError(
+                f"core_address is {self.core_address!r}; it must be tcp:// and the numeric address of one interface of "
+                "this machine, such as tcp://127.0.0.1 or tcp://[::1], without a port"
+            )
+
+
+def _is_one_interface(address: str) -> bool:
+    """Whether this is tcp:// and an IP address (IPv6 in brackets) that does not stand for many."""
+    host = address.removeprefix("tcp://")
+    bracketed = host.startswith("[") and host.endswith("]")
+    try:
+        ip = ipaddress.ip_address(host[1:-1] if bracketed else host)
+    except ValueError:
+        return False
+    if bracketed != (ip.version == 6) or host == address:
+        return False
+    plain = getattr(ip, "ipv4_mapped", None) or ip
+    return not (plain.is_unspecified or plain.is_multicast or str(plain) == "255.255.255.255")
 
 
 class ObservabilityConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -124,11 +124,22 @@ class HandshakeHello(msgspec.Struct, tag="HELLO"):
     """core -> launcher: the process runs and waits for its configuration."""
 
 
+class CurveKeys(msgspec.Struct, frozen=True):
+    """What one end of an engine's TCP sockets holds, each as 40 characters: its own pair of keys, and the public key of
+    the other end. Even the public ones are told to nobody else; they appear on no wire.
+    """
+
+    public_key: bytes
+    secret_key: bytes
+    peer_key: bytes
+
+
 class HandshakeInit(msgspec.Struct, tag="INIT"):
     """launcher -> core: everything the core needs. One input and one output address per client.
 
     `socket_dir` holds the ipc sockets; a core that outlives its parent removes it. `output_token` is known to this core
-    and its clients only: every message of outputs begins with it (see `OutputSeal`).
+    and its clients only: every message of outputs begins with it (see `OutputSeal`). `curve_keys` go with addresses
+    that are TCP.
     """
 
     config: bytes  # VllmConfig, msgpack
@@ -139,6 +150,7 @@ class HandshakeInit(msgspec.Struct, tag="INIT"):
     output_addresses: list[str]
     executor_class: str  # "package.module:Class"
     log_stats: bool
+    curve_keys: CurveKeys | None = None
 
 
 class HandshakeReady(msgspec.Struct, tag="READY"):

@@ -1,11 +1,17 @@
 """A start that fails is one exception of the fitting type, with the core's traceback, and nothing is left behind."""
 
+import errno
+import itertools
 import os
 import resource
 
 import pytest
+import zmq
 from bridge import Bridge, request, tokens_of
 from leftovers import Leftovers
+
+from corespan.client import link
+from corespan.client.launcher import STACKS_FILE
 
 FAILING = "fake_executor:FailingExecutor"
 ALL_CLIENTS = pytest.mark.parametrize("kind", ["inproc", "sync_mp", "async_mp"])
@@ -13,10 +19,14 @@ MP_CLIENTS = pytest.mark.parametrize("kind", ["sync_mp", "async_mp"])
 
 
 @ALL_CLIENTS
-def test_what_the_executor_raises_at_start_reaches_the_caller(kind):
+@pytest.mark.parametrize(
+    ("action", "error", "complaint"),
+    [("raise", ValueError, "no such weights"), ("miss", FileNotFoundError, "no such file of weights")],
+)
+def test_what_the_executor_raises_at_start_reaches_the_caller(kind, action, error, complaint):
     leftovers = Leftovers()
-    with pytest.raises(ValueError, match="no such weights") as caught:
-        Bridge(kind, FAILING, start="raise")
+    with pytest.raises(error, match=complaint) as caught:
+        Bridge(kind, FAILING, start=action)
     if kind != "inproc":
         assert "fake_executor.py" in "".join(caught.value.__notes__)
     assert leftovers.found() == []
@@ -65,6 +75,47 @@ def test_a_socket_folder_that_cannot_be_made_is_an_error_before_any_start(kind, 
     with pytest.raises(ValueError, match="VLLM_RPC_BASE_PATH"):
         Bridge(kind)
     assert os.listdir(deep) == []
+
+
+def refuse_once(monkeypatch, owner, name, error, after=0):
+    """Has the call after so many find the disk full."""
+    genuine, calls = getattr(owner, name), itertools.count()
+
+    def full(*args, **kwargs):
+        if next(calls) == after:
+            raise error
+        return genuine(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, full)
+
+
+@MP_CLIENTS
+@pytest.mark.parametrize("refused", ["folder", "first socket", "second socket"])
+def test_a_disk_too_full_for_the_sockets_is_an_error_before_any_start(kind, refused, monkeypatch):
+    leftovers = Leftovers()
+    if refused == "folder":
+        refuse_once(monkeypatch, os, "mkdir", OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+    else:
+        refuse_once(monkeypatch, zmq.Socket, "bind", zmq.ZMQError(errno.ENOSPC), after=int(refused == "second socket"))
+    with pytest.raises(OSError, match="No space left on device"):
+        Bridge(kind)
+    assert leftovers.found() == []
+
+
+@MP_CLIENTS
+def test_a_core_that_cannot_write_its_files_is_an_error_that_names_them(kind, monkeypatch):
+    leftovers = Leftovers()
+    make_socket_dir = link.make_socket_dir
+
+    def make_with_a_name_taken():
+        socket_dir = make_socket_dir()
+        os.symlink("/proc/nowhere", os.path.join(socket_dir, STACKS_FILE))
+        return socket_dir
+
+    monkeypatch.setattr(link, "make_socket_dir", make_with_a_name_taken)
+    with pytest.raises(OSError, match=STACKS_FILE):
+        Bridge(kind)
+    assert leftovers.found() == []
 
 
 @MP_CLIENTS

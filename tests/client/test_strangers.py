@@ -113,7 +113,7 @@ def test_a_message_sent_again_is_dropped(bridge, socket_dir, send_as_stranger):
 def test_a_stranger_on_the_request_socket_changes_nothing(bridge, socket_dir):
     context = zmq.Context()
     stranger = context.socket(zmq.DEALER)
-    stranger.setsockopt(zmq.IDENTITY, b"\x00\x00")  # the core's own
+    stranger.setsockopt(zmq.IDENTITY, bridge.client._supervisor.link._core_identity)  # should it ever learn it
     stranger.connect(f"ipc://{socket_dir}/input-0")
     for _ in range(100):
         stranger.send_multipart([b"\x00", b"garbage"])
@@ -127,7 +127,7 @@ def send_raw(bridge, *frames):
     """Bytes straight to the core, as a client gone wrong would send them."""
     link = bridge.client._supervisor.link
     with link._send_lock:
-        link._input.send_multipart([b"\x00\x00", *frames])
+        link._input.send_multipart([link._core_identity, *frames])
 
 
 @pytest.fixture(scope="module", params=["sync_mp", "async_mp"])
@@ -194,3 +194,25 @@ def test_neither_arguments_nor_environment_of_the_core_carry_the_token(bridge):
     visible = " ".join([*core.cmdline(), *core.environ().values()]).encode(errors="surrogateescape")
     assert bridge.client._supervisor.link._seal._token not in visible
     assert bridge.client._supervisor.link._seal._token.hex().encode() not in visible
+
+
+def test_the_core_inherits_no_secrets_of_the_users_environment(make_mp_bridge, monkeypatch):
+    secrets = {
+        "HF_TOKEN": "hf_s3cret",
+        "HUGGING_FACE_HUB_TOKEN": "hf_s3cret",
+        "OPENAI_API_KEY": "sk-s3cret",
+        "AWS_SECRET_ACCESS_KEY": "s3cret",
+        "AWS_ACCESS_KEY_ID": "s3cret",
+        "PGPASSWORD_FILE_PASSWORD": "s3cret",
+        "google_application_credentials": "/s3cret.json",
+        "PIP_INDEX_URL": "https://me:s3cret@packages.example/simple",
+    }
+    harmless = {"TOKENIZERS_PARALLELISM": "false", "HF_HOME": "/models", "A_URL": "http://localhost:8080/x?at=a@b:c"}
+    for name, text in (secrets | harmless).items():
+        monkeypatch.setenv(name, text)
+    bridge = make_mp_bridge()
+    (pid,) = bridge.call("collective_rpc", "pid")
+    with open(f"/proc/{pid}/environ") as environ, open(f"/proc/{pid}/cmdline") as cmdline:
+        environment, arguments = environ.read(), cmdline.read()
+    assert "s3cret" not in environment + arguments
+    assert {f"{name}={text}" for name, text in harmless.items()} <= set(environment.split("\0"))

@@ -4,7 +4,9 @@ The next token is a function of the request's noise seed and position. A prompt 
 the core do what the token says when the request is first computed.
 """
 
+import contextlib
 import os
+import resource
 import signal
 import threading
 import time
@@ -16,6 +18,7 @@ import numpy as np
 
 from corespan.core.executor.abstract import Executor
 from corespan.core.scheduler.output import ModelRunnerOutput, SchedulerOutput
+from corespan.protocol import codec
 from corespan.protocol.config import VllmConfig
 from corespan.protocol.outputs import LogprobsArrays
 
@@ -97,6 +100,18 @@ class FakeExecutor(Executor):
     def worker_environment(self, name: str) -> str | None:
         return os.environ.get(name)
 
+    def worker_limit_frames(self, num_bytes: int) -> None:
+        """Has the core take longer frames than that for too long to send."""
+        codec.MAX_FRAME_BYTES = num_bytes
+
+    def worker_exhaust_file_descriptors(self) -> None:
+        """Lets the process open no further file."""
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))), hard))
+        with contextlib.suppress(OSError):
+            while True:
+                os.open(os.devnull, os.O_RDONLY)
+
     def worker_modules(self) -> list[str]:
         import sys
 
@@ -151,8 +166,8 @@ class FakeExecutor(Executor):
 
 
 class FailingExecutor(FakeExecutor):
-    """Does at start what `hf_config["fake"]["start"]` says: raise, exit, kill or hang. Before, it writes its process's
-    id to the FIFO `report`, if there is one.
+    """Does at start what `hf_config["fake"]["start"]` says: raise, miss a file, exit, kill or hang. Before, it writes
+    its process's id to the FIFO `report`, if there is one.
     """
 
     def __init__(self, vllm_config: VllmConfig) -> None:
@@ -162,6 +177,8 @@ class FailingExecutor(FakeExecutor):
         action = self.options["start"]
         if action == "raise":
             raise ValueError("no such weights")
+        if action == "miss":
+            raise FileNotFoundError("no such file of weights")
         obey([{"exit": EXIT, "kill": KILL, "hang": HANG}[action]])
 
 
