@@ -101,7 +101,7 @@ class RequestTracer:
 def make_tracer(vllm_config: VllmConfig) -> RequestTracer | None:
     """None where no endpoint is configured.
 
-    Raises ImportError where the packages are missing.
+    Raises ImportError where the packages are missing, ValueError for a protocol that is not there.
     """
     endpoint = vllm_config.observability_config.otlp_traces_endpoint
     if endpoint is None:
@@ -115,10 +115,21 @@ def make_tracer(vllm_config: VllmConfig) -> RequestTracer | None:
 
 
 def otlp_exporter(endpoint: str) -> "SpanExporter":
-    """Speaks OTLP over gRPC, encrypted where the endpoint begins with https."""
-    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+    """Speaks OTLP as OTEL_EXPORTER_OTLP_TRACES_PROTOCOL says: over "grpc", the default, or "http/protobuf". Encrypted
+    where the endpoint begins with https.
 
-    return OTLPSpanExporter(endpoint=endpoint, insecure=not endpoint.startswith("https://"))
+    Raises ValueError for another protocol.
+    """
+    protocol = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "grpc")
+    if protocol == "grpc":
+        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+
+        return OTLPSpanExporter(endpoint=endpoint, insecure=not endpoint.startswith("https://"))
+    if protocol == "http/protobuf":
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HTTPSpanExporter
+
+        return HTTPSpanExporter(endpoint=endpoint)
+    raise ValueError(f"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL must be grpc or http/protobuf, got {protocol!r}")
 
 
 def _events(stats: RequestStateStats) -> list[tuple[str, float]]:
