@@ -29,7 +29,7 @@ from .outputs import RequestOutput
 from .parallel_sampling import fan_out
 from .prepared_requests import adopt
 from .renderer import PromptType, Renderer
-from .streaming_input import PromptStreamError, StreamingInput, first_piece, send_pieces
+from .streaming_input import PromptStreamError, StreamingInput, as_piece, first_piece, send_pieces
 from .tokenizer import Tokenizer, get_tokenizer
 from .tracing import make_tracer
 
@@ -217,7 +217,7 @@ class AsyncLLM(EngineControls):
             if self.vllm_config.parallel_config.engine_restart:
                 raise ValueError("a prompt that comes in pieces cannot move to a new core; use engine_restart=0")
             request, prompt_text = await process(await first_piece(prompt, params))
-            request.resumable = True
+            request = as_piece(request, request.cache_salt)
         else:
             request, prompt_text = await process(StreamingInput(prompt, params))
         self.input_processor.assign_request_id(request)

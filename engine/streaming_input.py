@@ -3,11 +3,13 @@
 `AsyncLLM` opens a request with the first piece; a task, held by the request's collector, sends the others as they come.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from ..protocol.errors import VLLMValidationError
 from ..protocol.params import RequestOutputKind, SamplingParams
@@ -25,10 +27,22 @@ class StreamingInput:
     sampling_params: SamplingParams | None = None
 
 
+_OF_THE_WHOLE_REQUEST = (
+    "output_kind",
+    "logprobs",
+    "logprob_token_ids",
+    "flat_logprobs",
+    "detokenize",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "include_stop_str_in_output",
+)
+
+
 class PromptStreamError(Exception):
     """Carries what the caller's generator, or a check of one of its pieces, raised to whoever reads the outputs."""
 
-    def __init__(self, cause: Exception) -> None:
+    def __init__(self, cause: BaseException) -> None:
         super().__init__(str(cause))
         self.cause = cause
 
@@ -61,12 +75,24 @@ def settled(piece: Any, params: SamplingParams) -> StreamingInput:
     """`piece` with params that suit those the request began with. Raises TypeError and VLLMValidationError."""
     if not isinstance(piece, StreamingInput):
         raise TypeError(f"a prompt's generator must yield StreamingInput, not {type(piece).__name__}")
-    own = piece.sampling_params or params
+    own = params if piece.sampling_params is None else piece.sampling_params
+    if not isinstance(own, SamplingParams):
+        raise TypeError(f"sampling_params must be SamplingParams, not {type(own).__name__}")
     check_streamable(own)
-    for name in ("output_kind", "logprobs", "logprob_token_ids", "detokenize"):
+    for name in _OF_THE_WHOLE_REQUEST:
         if getattr(own, name) != getattr(params, name):
             _refuse(name, getattr(own, name), f"that of the request, {getattr(params, name)!r}")
     return StreamingInput(piece.prompt, own)
+
+
+def as_piece(request: EngineCoreRequest, cache_salt: str | None) -> EngineCoreRequest:
+    """`request`, open for more prompt. `cache_salt`: what the request began with. Raises VLLMValidationError."""
+    if request.prompt_embeds is not None:
+        _refuse("prompt_embeds", f"an array of shape {np.shape(request.prompt_embeds)}", "None")
+    if request.cache_salt != cache_salt:
+        _refuse("cache_salt", request.cache_salt, f"that of the request, {cache_salt!r}")
+    request.resumable = True
+    return request
 
 
 Process = Callable[[StreamingInput], Awaitable[tuple[EngineCoreRequest, str | None]]]
@@ -89,13 +115,18 @@ async def send_pieces(
         async for piece in pieces:
             await collector.unanswered_pieces.acquire()
             request, text = await process(settled(piece, opening.sampling_params))
+            request = as_piece(request, opening.cache_salt)
             request.request_id, request.external_req_id = opening.request_id, opening.external_req_id
-            request.resumable = True
             if not processor.extend_session(request, text):
                 return
             await send(request)
-        closing = msgspec.structs.replace(opening, prompt_token_ids=[0], prompt_embeds=None, resumable=False)
+        closing = msgspec.structs.replace(opening, prompt_token_ids=[0], resumable=False)
         if processor.extend_session(closing):
             await send(closing)
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise  # nobody reads any more
+        collector.put(PromptStreamError(error))  # the generator's own affair: the reader must not wait for ever
     except Exception as error:
         collector.put(PromptStreamError(error))

@@ -218,6 +218,7 @@ class Request:
         self.stop_reason = None
         self.structured_output_state = piece.structured_output_state
         self.arrival_time = piece.arrival_time
+        self.noise_seed = piece.noise_seed
         self.trace_headers = piece.trace_headers
         self._set_sampling_params(piece.sampling_params)
 

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from clients import SMALL_ENGINE
 from text_pipeline import add, make_config, make_request
@@ -130,7 +131,8 @@ def test_an_answer_follows_on_its_piece_not_on_the_answer_before(tokenizer: Toke
 
 @pytest.fixture(scope="module")
 def engine(tiny_llama_dir: str) -> Iterator[AsyncLLM]:
-    engine = AsyncLLM.from_engine_args(AsyncEngineArgs(model=tiny_llama_dir, disable_log_stats=True, **SMALL_ENGINE))
+    options = {"disable_log_stats": True, "enable_prompt_embeds": True, **SMALL_ENGINE}
+    engine = AsyncLLM.from_engine_args(AsyncEngineArgs(model=tiny_llama_dir, **options))
     yield engine
     engine.shutdown()
 
@@ -266,4 +268,167 @@ async def test_a_session_that_outgrows_the_model_ends_by_length(engine: AsyncLLM
 
     outputs = [output async for output in engine.generate(pieces(), greedy(), "endless")]
     assert outputs[-1].finished and outputs[-1].outputs[0].finish_reason == "length"
+    assert await nothing_runs(engine)
+
+
+async def last_output(engine: AsyncLLM, inputs: list[StreamingInput], params: SamplingParams) -> RequestOutput:
+    """Of a session whose pieces are sent one by one, each when the one before is answered."""
+    answered = asyncio.Semaphore(1)
+
+    async def pieces() -> AsyncIterator[StreamingInput]:
+        for piece in inputs:
+            await answered.acquire()
+            yield piece
+
+    async for output in engine.generate(pieces(), params, "streamed"):
+        if output.outputs[0].finish_reason is not None:
+            answered.release()
+    assert output.finished and await nothing_runs(engine)
+    return output
+
+
+async def test_each_piece_may_have_params_of_its_own(engine: AsyncLLM) -> None:
+    own = [
+        greedy(CUMULATIVE, max_tokens=3, logit_bias={77: 30.0}),
+        greedy(CUMULATIVE, max_tokens=12, temperature=1.0, seed=5),
+        greedy(CUMULATIVE, max_tokens=6, temperature=1.0, seed=6, top_k=40, presence_penalty=0.5),
+    ]
+    expected: list[int] = []
+    context: list[int] = []
+    for piece, params in zip(PIECES, own, strict=True):
+        context += piece
+        outputs = [output async for output in engine.generate(context, params, "plain")]
+        expected += outputs[-1].outputs[0].token_ids
+        context += outputs[-1].outputs[0].token_ids[:-1]
+
+    inputs = [StreamingInput(piece, params) for piece, params in zip(PIECES, own, strict=True)]
+    output = await last_output(engine, inputs, greedy(CUMULATIVE))
+
+    assert output.outputs[0].token_ids == expected
+
+
+async def test_logprobs_of_all_pieces_are_those_of_the_whole(engine: AsyncLLM) -> None:
+    params = greedy(CUMULATIVE, logprobs=2)
+    streamed = await last_output(engine, [StreamingInput(piece) for piece in PIECES], params)
+
+    outputs = [output async for output in engine.generate(list(streamed.prompt_token_ids), params, "whole")]
+    last, whole = streamed.outputs[0], outputs[-1].outputs[0]
+    assert len(last.logprobs) == len(last.token_ids) == 12
+    for ours, theirs in zip(last.logprobs[8:], whole.logprobs, strict=True):
+        assert {token: each.rank for token, each in ours.items()} == {t: each.rank for t, each in theirs.items()}
+        values = [[each.logprob for each in entry.values()] for entry in (ours, theirs)]
+        assert values[0] == pytest.approx(values[1], abs=1e-4)
+
+
+@pytest.mark.parametrize("mode", ["keep", "wait", "abort"])
+async def test_a_pause_between_two_pieces(engine: AsyncLLM, mode: Any) -> None:
+    """Keeping or waiting changes nothing; an abort ends the session, though nothing of it runs."""
+    undisturbed = await last_output(engine, [StreamingInput(piece) for piece in PIECES], greedy(CUMULATIVE))
+    first_answered = asyncio.Event()
+
+    async def pieces() -> AsyncIterator[StreamingInput]:
+        yield StreamingInput(PIECES[0])
+        await first_answered.wait()
+        await engine.pause_generation(mode)
+        for piece in PIECES[1:]:
+            yield StreamingInput(piece)
+        await engine.resume_generation()
+
+    last = None
+    async for output in engine.generate(pieces(), greedy(CUMULATIVE), "paused"):
+        last = output
+        if output.outputs[0].finish_reason is not None:
+            first_answered.set()
+    await engine.resume_generation()
+    assert last is not None and last.finished
+    if mode == "abort":
+        assert (last.outputs[0].finish_reason, len(last.outputs[0].token_ids)) == ("abort", 4)
+    else:
+        assert last.outputs[0].token_ids == undisturbed.outputs[0].token_ids
+    assert await nothing_runs(engine)
+
+
+async def test_sleeping_ends_an_idle_session(engine: AsyncLLM) -> None:
+    closed = asyncio.Event()
+
+    async def pieces() -> AsyncIterator[StreamingInput]:
+        try:
+            yield StreamingInput(PIECES[0])
+            await asyncio.Event().wait()
+        finally:
+            closed.set()
+
+    reasons = []
+    async for output in engine.generate(pieces(), greedy(), "asleep"):
+        reasons.append(output.outputs[0].finish_reason)
+        if reasons[-1] == "length":
+            await engine.sleep(1)
+    await engine.wake_up()
+    await closed.wait()
+    assert output.finished and reasons[-1] == "abort"
+    assert await nothing_runs(engine)
+
+
+async def test_an_abort_by_the_callers_id_ends_a_session_that_waits_for_its_next_piece(engine: AsyncLLM) -> None:
+    async def pieces() -> AsyncIterator[StreamingInput]:
+        yield StreamingInput(PIECES[0])
+        await asyncio.Event().wait()
+
+    reasons = []
+    async for output in engine.generate(pieces(), greedy(), "by-name"):
+        reasons.append(output.outputs[0].finish_reason)
+        if reasons[-1] == "length":
+            await engine.abort("by-name")
+    assert output.finished and reasons[-1] == "abort"
+    assert await nothing_runs(engine)
+
+
+async def test_a_generator_that_is_cancelled_from_within_does_not_leave_its_reader_waiting(engine: AsyncLLM) -> None:
+    async def pieces() -> AsyncIterator[StreamingInput]:
+        yield StreamingInput(PIECES[0])
+        raise asyncio.CancelledError
+
+    with pytest.raises(asyncio.CancelledError):
+        async for _ in engine.generate(pieces(), greedy(), "cancelled"):
+            pass
+    assert await nothing_runs(engine)
+
+
+@pytest.mark.parametrize(
+    ("piece", "error", "named"),
+    [
+        (StreamingInput(PIECES[1], greedy(CUMULATIVE)), ValueError, "output_kind"),
+        (StreamingInput(PIECES[1], greedy(logprobs=1)), ValueError, "logprobs"),
+        (StreamingInput(PIECES[1], greedy(skip_special_tokens=False)), ValueError, "skip_special_tokens"),
+        (StreamingInput(PIECES[1], greedy(stop=["x"])), ValueError, "stop"),
+        (StreamingInput(PIECES[1], {"max_tokens": 1}), TypeError, "sampling_params"),  # type: ignore[arg-type]
+        (StreamingInput({"prompt_token_ids": PIECES[1], "cache_salt": "other"}), ValueError, "cache_salt"),
+        (StreamingInput([]), ValueError, "prompt"),
+        (PIECES[1], TypeError, "StreamingInput"),
+    ],
+)
+async def test_a_later_piece_that_cannot_follow_is_the_readers_error(
+    engine: AsyncLLM, piece: Any, error: type[Exception], named: str
+) -> None:
+    async def pieces() -> AsyncIterator[StreamingInput]:
+        yield StreamingInput(PIECES[0])
+        yield piece
+
+    with pytest.raises(error, match=named):
+        async for _ in engine.generate(pieces(), greedy(), "fails"):
+            pass
+    assert await nothing_runs(engine)
+
+
+async def test_embeddings_do_not_come_in_pieces(engine: AsyncLLM) -> None:
+    embeds = StreamingInput({"prompt_embeds": np.zeros((3, 64), np.float32)})
+
+    async def pieces(first: StreamingInput) -> AsyncIterator[StreamingInput]:
+        yield first
+        yield embeds
+
+    for first in (embeds, StreamingInput(PIECES[0])):
+        with pytest.raises(ValueError, match="prompt_embeds"):
+            async for _ in engine.generate(pieces(first), greedy(), "embeds"):
+                pass
     assert await nothing_runs(engine)
