@@ -2,75 +2,22 @@
 
 import os
 import pickle
-import resource
+import subprocess
+import sys
+from pathlib import Path
 
 import msgspec
 import numpy as np
+import psutil
 import pytest
+from fuzzing import DECODERS, frames_of, full_outputs, full_request, fuzz, is_accepted
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from corespan.protocol.codec import ARRAY_DTYPES, EXT_ARRAY, EXT_FUNCTION, MsgpackDecoder, MsgpackEncoder
 from corespan.protocol.errors import ProtocolError
-from corespan.protocol.outputs import (
-    EngineCoreEvent,
-    EngineCoreOutput,
-    EngineCoreOutputs,
-    EventType,
-    FinishReason,
-    LogprobsArrays,
-    PrefillStats,
-    SchedulerStats,
-    UtilityOutput,
-)
-from corespan.protocol.params import SamplingParams
+from corespan.protocol.outputs import EngineCoreOutputs, UtilityOutput
 from corespan.protocol.requests import EngineCoreRequest, UtilityRequest
-
-
-def logprobs(num_positions):
-    return LogprobsArrays(
-        np.arange(num_positions * 3, dtype=np.int32).reshape(num_positions, 3),
-        np.linspace(-9, 0, num_positions * 3, dtype=np.float32).reshape(num_positions, 3),
-        np.ones(num_positions, np.int32),
-    )
-
-
-def full_outputs():
-    return EngineCoreOutputs(
-        engine_index=3,
-        outputs=[
-            EngineCoreOutput("a", [1, 2], new_logprobs=logprobs(2), events=[EngineCoreEvent(EventType.QUEUED, 1.5)]),
-            EngineCoreOutput(
-                "b",
-                [],
-                finish_reason=FinishReason.STOP,
-                stop_reason="END",
-                new_prompt_logprobs=logprobs(500),
-                prefill_stats=PrefillStats(9, 0),
-                trace_headers={"traceparent": "00"},
-            ),
-        ],
-        scheduler_stats=SchedulerStats(num_running_reqs=2, kv_cache_usage=0.5),
-        timestamp=12.25,
-    )
-
-
-def full_request():
-    return EngineCoreRequest(
-        "request",
-        list(range(300)),
-        SamplingParams(temperature=0.5, stop_token_ids=[5], logit_bias={3: -1.0}, max_tokens=9),
-        arrival_time=1.0,
-        noise_seed=2**64 - 1,
-        cache_salt="salt",
-        trace_headers={"traceparent": "00"},
-        prompt_embeds=np.random.default_rng(0).standard_normal((40, 64), np.float32),
-        output_token_ids=[7, 8],
-    )
-
-
-def frames_of(message):
-    return [bytes(frame) for frame in MsgpackEncoder().encode(message)]
 
 
 def assert_same(one, other):
@@ -256,63 +203,31 @@ def test_functions_cross_where_pickling_was_allowed(monkeypatch):
 
 # Fuzzing
 
-MESSAGES = [full_outputs(), full_request(), UtilityRequest(0, 1, "sleep", [np.arange(5), 1, "abort", {"a": None}])]
-DECODERS = [MsgpackDecoder(type(message)) for message in MESSAGES]
-FRAMES = [frames_of(message) for message in MESSAGES]
-INTERESTING = bytes([0x00, 0x7F, 0x80, 0x8F, 0x90, 0x9F, 0xC0, 0xC1, 0xC6, 0xC7, 0xC9, 0xD4, 0xDB, 0xDD, 0xDF, 0xFF])
+ROUNDS = 200_000
+TOLERANCE = 8 << 20  # bytes that the process may grow by, which is 40 a message
 
 
-def mutate(rng, frame):
-    """The frame with a few bytes changed, cut out, doubled or put in."""
-    changed = bytearray(frame)
-    for _ in range(rng.integers(1, 5)):
-        position = int(rng.integers(0, len(changed) + 1))
-        kind = rng.integers(0, 5)
-        if kind == 0:
-            changed[position : position + 1] = bytes([rng.integers(0, 256)])
-        elif kind == 1:
-            changed[position : position + 1] = INTERESTING[rng.integers(0, len(INTERESTING))].to_bytes(1, "little")
-        elif kind == 2:
-            del changed[position : position + int(rng.integers(1, 9))]
-        elif kind == 3:
-            changed[position:position] = changed[position : position + int(rng.integers(1, 40))]
-        else:
-            changed[position:position] = rng.bytes(int(rng.integers(1, 9)))
-    return bytes(changed)
+def test_two_hundred_thousand_mutated_messages_raise_nothing_but_protocol_errors_and_hold_no_memory():
+    process = psutil.Process()
+    fuzz(seed=0, rounds=ROUNDS // 10)
+    before = process.memory_info().rss
+    accepted = fuzz(seed=1, rounds=ROUNDS)
+    assert 0 < accepted < ROUNDS
+    assert process.memory_info().rss - before < TOLERANCE
 
 
-def fuzz(seed, rounds):
-    """How many of the mutated messages still decode; any error but ProtocolError gets out."""
-    rng = np.random.default_rng(seed)
-    accepted = 0
-    for _ in range(rounds):
-        which = int(rng.integers(0, len(MESSAGES)))
-        frames = list(FRAMES[which])
-        target = 0 if rng.random() < 0.9 else int(rng.integers(0, len(frames)))
-        frames[target] = mutate(rng, frames[target])
-        try:
-            DECODERS[which].decode(frames)
-            accepted += 1
-        except ProtocolError:
-            continue
-    return accepted
-
-
-def test_mutated_messages_raise_nothing_but_protocol_errors_and_hold_no_memory():
-    fuzz(seed=0, rounds=5_000)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    accepted = fuzz(seed=1, rounds=int(os.environ.get("CORESPAN_FUZZ_ROUNDS", 20_000)))
-    assert accepted > 0
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 * 1024  # KiB
+def test_the_fuzzing_script_says_when_its_fuzzer_is_missing():
+    script = Path(__file__).parents[2] / "scripts" / "endurance" / "fuzz.py"
+    program = f"import runpy, sys; sys.modules['atheris'] = None; runpy.run_path({str(script)!r}, run_name='__main__')"
+    finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert finished.returncode == 1
+    assert 'pip install "corespan[fuzz]"' in finished.stderr
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=200), st.integers(0, len(DECODERS) - 1), st.lists(st.binary(max_size=20), max_size=3))
 def test_random_bytes_raise_nothing_but_protocol_errors(frame, which, aux):
-    try:
-        DECODERS[which].decode([frame, *aux])
-    except ProtocolError:
-        return
+    is_accepted(which, [frame, *aux])
 
 
 anything = st.recursive(
@@ -330,7 +245,4 @@ anything = st.recursive(
 @settings(max_examples=300, deadline=None)
 @given(st.lists(anything, max_size=8), st.integers(0, len(DECODERS) - 1))
 def test_well_formed_data_of_the_wrong_shape_raises_nothing_but_protocol_errors(fields, which):
-    try:
-        DECODERS[which].decode([msgspec.msgpack.encode(fields)])
-    except ProtocolError:
-        return
+    is_accepted(which, [msgspec.msgpack.encode(fields)])
