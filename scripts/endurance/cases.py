@@ -11,13 +11,28 @@ MAX_PROBLEMS = 20
 
 
 @dataclass
+class Answer:
+    """One of a request's n answers, or as much of it as has come."""
+
+    tokens: list[int] = field(default_factory=list)
+    text: str = ""
+    num_logprobs: int = 0
+    finish_reason: str | None = None
+
+    def take(self, delta: Any) -> None:
+        self.tokens += delta.token_ids
+        self.text += delta.text
+        self.num_logprobs += len(delta.logprobs or ())
+        self.finish_reason = delta.finish_reason
+
+
+@dataclass
 class Case:
-    """`tokens` and `finish_reason`: what an undisturbed engine gives. In float32 a batch's company changes nothing."""
+    """`answers`: what an undisturbed engine gives. In float32 a batch's company changes nothing."""
 
     prompt: list[int]
     sampling: dict[str, Any]
-    tokens: list[int] = field(default_factory=list)
-    finish_reason: str | None = None
+    answers: list[Answer] = field(default_factory=list)
 
     def params(self, delta: bool) -> Any:
         from corespan import RequestOutputKind, SamplingParams
@@ -26,8 +41,22 @@ class Case:
         return SamplingParams(output_kind=kind, **self.sampling)
 
 
+class Reading:
+    """What has come of one request so far."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        self.answers = [Answer() for _ in case.answers]
+
+    def take(self, output: Any) -> None:
+        for completion in output.outputs:
+            self.answers[completion.index].take(completion)
+
+
 def make_cases(model: str, engine_args: dict[str, Any], count: int, seed: int) -> list[Case]:
-    """Greedy and sampled, short and long, with and without penalties, stop strings and a shared beginning."""
+    """Greedy and sampled, short and long, with a shared beginning, and with everything that has state: penalties, stop
+    strings, log-probabilities, several answers, grammars.
+    """
     from corespan import LLM
 
     rng = random.Random(seed)
@@ -37,7 +66,9 @@ def make_cases(model: str, engine_args: dict[str, Any], count: int, seed: int) -
         prompts = [{"prompt_token_ids": case.prompt} for case in cases]
         outputs = llm.generate(prompts, [case.params(delta=False) for case in cases], use_tqdm=False)
     for case, output in zip(cases, outputs, strict=True):
-        case.tokens, case.finish_reason = output.outputs[0].token_ids, output.outputs[0].finish_reason
+        case.answers = [Answer() for _ in output.outputs]
+        for answer, completion in zip(case.answers, output.outputs, strict=True):
+            answer.take(completion)
     return cases
 
 
@@ -47,15 +78,20 @@ def _prompt(rng: random.Random, shared: list[int]) -> list[int]:
 
 
 def _sampling(rng: random.Random) -> dict[str, Any]:
+    from corespan import StructuredOutputsParams
+
     sampling: dict[str, Any] = {"max_tokens": rng.randint(1, 60), "temperature": 0.0, "ignore_eos": rng.random() < 0.5}
     if rng.random() < 0.6:
         sampling |= {"temperature": 1.0, "seed": rng.randrange(1 << 40), "top_p": rng.choice([1.0, 0.9])}
+        sampling["n"] = rng.choice([1, 1, 1, 3])
     if rng.random() < 0.3:
         sampling |= {"repetition_penalty": 1.2, "presence_penalty": 0.3}
     if rng.random() < 0.2:
         sampling |= {"stop": [rng.choice("aeionst")], "min_tokens": min(4, sampling["max_tokens"])}
     if rng.random() < 0.2:
         sampling |= {"logprobs": 2}
+    if rng.random() < 0.1:
+        sampling |= {"structured_outputs": StructuredOutputsParams(regex="[a-z ]{1,40}"), "ignore_eos": False}
     return sampling
 
 
@@ -67,15 +103,16 @@ class Verdicts:
         self.problems: list[str] = []
         self._lock = threading.Lock()
 
-    def judge(self, case: Case, tokens: list[int], finish_reason: str | None, complete: bool) -> None:
+    def judge(self, reading: Reading, complete: bool) -> None:
         """`complete`: nobody of this request's own side cut it short. Even so, a pause or sleep may have aborted it."""
-        if complete and finish_reason != "abort":
-            right = tokens == case.tokens and finish_reason == case.finish_reason
-        else:
-            right = tokens == case.tokens[: len(tokens)]
-        with self._lock:
-            self.outcomes[finish_reason or "left early"] += 1
-        self.expect(right, f"{case.sampling}: {finish_reason} {tokens}, not {case.finish_reason} {case.tokens}")
+        for came, known in zip(reading.answers, reading.case.answers, strict=True):
+            if complete and came.finish_reason != "abort":
+                right = came == known
+            else:
+                right = came.tokens == known.tokens[: len(came.tokens)]
+            with self._lock:
+                self.outcomes[came.finish_reason or "left early"] += 1
+            self.expect(right, f"{reading.case.sampling}: {came}, not {known}")
 
     def expect(self, holds: bool, problem: str) -> None:
         if not holds:

@@ -1,7 +1,8 @@
-"""A seeded mix of everything on a tiny random model, for a while: AsyncLLM and LLMEngine side by side, streams left
-early, aborts, pauses, sleeps, utility calls, and cores killed and restarted.
+"""A seeded mix of everything on a tiny random model, for a while: AsyncLLM over unix sockets and LLMEngine over TCP,
+with priorities, side by side; streams left early, aborts, prompts that are refused, pauses, sleeps, utility calls, and
+cores killed and restarted.
 
-Every request's tokens are known beforehand from an undisturbed run, so that one that is lost, doubled or wrong shows.
+Every request's answers are known beforehand from an undisturbed run, so that one that is lost, doubled or wrong shows.
 At the end nothing may be left: no request, no block in use, no process, thread, descriptor or folder, and memory must
 not have grown. Prints one JSON line; the exit status is 0 when all of it holds.
 """
@@ -27,7 +28,7 @@ from footprint import Footprint, slope, take_footprint
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "support"))
 
-from cases import Case, Verdicts, make_cases
+from cases import Case, Reading, Verdicts, make_cases
 
 ENGINE_ARGS: dict[str, Any] = {
     "max_model_len": 256,
@@ -36,6 +37,7 @@ ENGINE_ARGS: dict[str, Any] = {
     "disable_log_stats": True,
     "engine_restart": 10_000,
 }
+SYNC_ENGINE_ARGS = ENGINE_ARGS | {"scheduling_policy": "priority", "core_address": "tcp://127.0.0.1"}
 NUM_STREAMS = 24
 NUM_CASES = 150
 KILL_INTERVAL = (8.0, 20.0)
@@ -65,9 +67,9 @@ class Soak:
     def over(self) -> bool:
         return time.monotonic() > self.deadline
 
-    def judge(self, case: Case, tokens: list[int], finish_reason: str | None, complete: bool) -> None:
+    def judge(self, reading: Reading, complete: bool) -> None:
         self._progress += 1
-        self.verdicts.judge(case, tokens, finish_reason, complete)
+        self.verdicts.judge(reading, complete)
 
     # AsyncLLM
 
@@ -95,23 +97,33 @@ class Soak:
             request_id = f"{number}-{self.counts['streams']}"
             self.counts["streams"] += 1
             await self.read(engine, case, request_id, patience, by_name=rng.random() < 0.5)
+            if rng.random() < 0.02:
+                await self.refuse(engine, request_id)
 
     async def read(self, engine: Any, case: Case, request_id: str, patience: int | None, by_name: bool) -> None:
         """One request to its end, or left after `patience` outputs: aborted by its id or by closing the stream."""
-        tokens: list[int] = []
-        finish_reason = None
+        reading = Reading(case)
         stream = engine.generate({"prompt_token_ids": case.prompt}, case.params(delta=True), request_id)
         async for output in stream:
-            tokens += output.outputs[0].token_ids
-            finish_reason = output.outputs[0].finish_reason
+            reading.take(output)
             patience = None if patience is None else patience - 1
-            if patience is not None and patience <= 0 and finish_reason is None:
+            if patience is not None and patience <= 0 and not output.finished:
                 self.counts["left early"] += 1
                 if not by_name:
                     break
                 await engine.abort(request_id)
         await stream.aclose()
-        self.judge(case, tokens, finish_reason, complete=patience is None)
+        self.judge(reading, complete=patience is None)
+
+    async def refuse(self, engine: Any, request_id: str) -> None:
+        too_long = {"prompt_token_ids": [7] * ENGINE_ARGS["max_model_len"]}
+        self.counts["refused"] += 1
+        try:
+            async for _ in engine.generate(too_long, self.cases[0].params(delta=True), request_id):
+                pass
+        except ValueError:
+            return
+        self.verdicts.fail("a prompt that is too long was not refused")
 
     async def control(self, engine: Any) -> None:
         rng = self.rng("control")
@@ -186,7 +198,8 @@ class Soak:
         from corespan import EngineArgs
         from corespan.engine.llm_engine import LLMEngine
 
-        engine = LLMEngine.from_engine_args(EngineArgs(model=self.model, **ENGINE_ARGS), enable_multiprocessing=True)
+        arguments = EngineArgs(model=self.model, **SYNC_ENGINE_ARGS)
+        engine = LLMEngine.from_engine_args(arguments, enable_multiprocessing=True)
         rng = self.rng("sync")
         try:
             while not self.over():
@@ -201,26 +214,24 @@ class Soak:
 
     def run_batch(self, engine: Any, rng: random.Random) -> None:
         """Up to 40 requests, of which some are aborted while they run."""
-        running: dict[str, tuple[Case, list[int]]] = {}
+        running: dict[str, Reading] = {}
         for _ in range(rng.randint(1, 40)):
             case = rng.choice(self.cases)
             request_id = f"sync-{self.counts['sync requests']}"
             self.counts["sync requests"] += 1
-            running[request_id] = (case, [])
-            engine.add_request(request_id, {"prompt_token_ids": case.prompt}, case.params(delta=True))
+            running[request_id] = Reading(case)
+            prompt = {"prompt_token_ids": case.prompt}
+            engine.add_request(request_id, prompt, case.params(delta=True), priority=rng.randint(-2, 2))
         while running:
             for output in engine.step():
-                case, tokens = running[output.request_id]
-                tokens += output.outputs[0].token_ids
+                running[output.request_id].take(output)
                 if output.finished:
-                    del running[output.request_id]
-                    self.judge(case, tokens, output.outputs[0].finish_reason, complete=True)
+                    self.judge(running.pop(output.request_id), complete=True)
             if running and rng.random() < 0.05:
                 request_id = rng.choice(list(running))
-                case, tokens = running.pop(request_id)
                 engine.abort_request([request_id])
                 self.counts["sync aborts"] += 1
-                self.judge(case, tokens, None, complete=False)
+                self.judge(running.pop(request_id), complete=False)
 
     # What is done to the cores, and what they take
 
