@@ -185,6 +185,10 @@ class LLM(EngineControls):
         """A snapshot of every figure, under Prometheus' names. Needs `disable_log_stats=False`."""
         return self.llm_engine.get_metrics()
 
+    def wait_for_requests_to_drain(self, drain_timeout: float = 300) -> None:
+        """Runs what is enqueued to its end; `wait_for_completion` hands it out. Raises TimeoutError."""
+        self.llm_engine.wait_for_requests_to_drain(drain_timeout)
+
     def shutdown(self, timeout: float | None = None) -> None:
         """Ends the engine. Repeated calls do nothing; an LLM that is dropped does it by itself."""
         self.llm_engine.shutdown(timeout)

@@ -62,6 +62,7 @@ class LLMEngine(EngineControls):
         self.logger_manager = StatLoggerManager(self.vllm_config, stat_loggers, log_stats) if self.log_stats else None
         self._halted = False  # by pause_generation() or sleep()
         if not multiprocess_mode:
+        self._drained: list[RequestOutput] = []  # for the next step()
             self.model_executor = self.engine_core.engine_core.executor  # type: ignore[attr-defined]
 
     @classmethod
@@ -150,8 +151,9 @@ class LLMEngine(EngineControls):
 
         Returns an empty list at once when nothing is unfinished. Raises EngineDeadError.
         """
-        if not self.has_unfinished_requests():
-            return []
+        if self._drained or not self.has_unfinished_requests():
+            drained, self._drained = self._drained, []
+            return drained
         outputs = self.engine_core.get_output()
         iteration_stats = IterationStats() if self.log_stats else None
         processed = self.output_processor.process_outputs(outputs.outputs, outputs.timestamp, iteration_stats)
@@ -162,7 +164,8 @@ class LLMEngine(EngineControls):
         return processed.request_outputs
 
     def has_unfinished_requests(self) -> bool:
-        return self.output_processor.has_unfinished_requests()
+        """Whether `step` has something to bring."""
+        return bool(self._drained) or self.output_processor.has_unfinished_requests()
 
     def get_num_unfinished_requests(self) -> int:
         """Each of a request's n answers counts."""
@@ -182,7 +185,7 @@ class LLMEngine(EngineControls):
 
     def is_stalled(self) -> bool:
         """Whether the engine is paused or asleep, and nothing will come out of it before it is woken."""
-        if not self._halted:
+        if self._drained or not self._halted:
             return False
         running, waiting = self.engine_core.get_request_counts()
         held = self.engine_core.num_held_requests
@@ -191,6 +194,24 @@ class LLMEngine(EngineControls):
     def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
         """Pauses, then gives memory back: level 0 none, 1 the KV cache's, 2 the weights' too. New requests queue."""
         self.engine_core.sleep(level, mode)
+    def wait_for_requests_to_drain(self, drain_timeout: float = 300) -> None:
+        """Steps until nothing is in flight; what came of it is handed out by the next `step()`.
+
+        Raises TimeoutError after `drain_timeout` seconds, looked at between steps, and at once where the engine is
+        paused or asleep and nothing would come.
+        """
+        deadline = time.monotonic() + drain_timeout
+        drained, self._drained = self._drained, []
+        try:
+            while (remaining := self.get_num_unfinished_requests()) > 0:
+                if time.monotonic() >= deadline:
+                    raise TimeoutError(f"{remaining} requests are still in flight after {drain_timeout} s")
+                if self.is_stalled():
+                    raise TimeoutError(f"{remaining} requests are still in flight, and the engine is paused or asleep")
+                drained += self.step()
+        finally:
+            self._drained = drained
+
         self._halted = True
         self._record_sleep_state(1, level)
 

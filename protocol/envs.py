@@ -25,6 +25,9 @@ VARIABLES: dict[str, EnvironmentVariable] = {
     "VLLM_ENGINE_READY_TIMEOUT_S": EnvironmentVariable(float, 600.0, "seconds the core may take to start"),
     "VLLM_RPC_BASE_PATH": EnvironmentVariable(str, None, "folder under which socket directories are made"),
     "VLLM_LOG_STATS_INTERVAL": EnvironmentVariable(float, 10.0, "seconds between two lines of statistics"),
+    "VLLM_TORCH_PROFILER_DIR": EnvironmentVariable(
+        str, None, "folder for the traces of start_profile(); unset: the working directory"
+    ),
     "VLLM_LOGGING_LEVEL": EnvironmentVariable(str, "INFO", "DEBUG, INFO, WARNING or ERROR"),
     "VLLM_MSGPACK_ZERO_COPY_THRESHOLD": EnvironmentVariable(
         int, 256, "bytes from which an array gets a frame of its own"

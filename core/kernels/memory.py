@@ -1,7 +1,9 @@
 """Buffers that kernels stream through: weights and KV caches, on huge pages where the system grants them."""
 
+import contextlib
 import math
 import mmap
+from collections.abc import Iterator
 
 import torch
 
@@ -29,6 +31,17 @@ class _Chunk:
 
 
 _chunk: _Chunk | None = None
+
+
+@contextlib.contextmanager
+def separate() -> Iterator[None]:
+    """What is allocated within shares no region with what comes before or after, so its memory goes when it does."""
+    global _chunk
+    _chunk = None
+    try:
+        yield
+    finally:
+        _chunk = None
 
 
 def allocate(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

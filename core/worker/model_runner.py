@@ -7,6 +7,7 @@ from ...protocol.config import VllmConfig
 from ...protocol.outputs import LogprobsArrays
 from ..attention.interface import KVCache
 from ..attention.selection import get_attention_backend
+from ..kernels import memory
 from ..models.decoder import Decoder
 from ..models.decoder_config import DecoderConfig
 from ..models.loader import open_checkpoint
@@ -43,7 +44,7 @@ class ModelRunner:
     @torch.inference_mode()
     def load_model(self) -> None:
         """Raises ValueError or FileNotFoundError naming what is wrong with the checkpoint."""
-        with open_checkpoint(self.vllm_config.model_config.model) as source:
+        with memory.separate(), open_checkpoint(self.vllm_config.model_config.model) as source:
             quantization = self.vllm_config.model_config.quantization
             self.model = load_decoder(
                 self.config, source, self.dtype, self.attention_backend, self.block_size, quantization
@@ -63,7 +64,8 @@ class ModelRunner:
         backend = self.attention_backend(
             config.num_heads, config.num_kv_heads, config.head_dim, config.head_dim**-0.5, self.block_size, self.dtype
         )
-        self.kv_caches = [backend.allocate(num_blocks) for _ in range(config.num_layers)]
+        with memory.separate():
+            self.kv_caches = [backend.allocate(num_blocks) for _ in range(config.num_layers)]
 
     @torch.inference_mode()
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:

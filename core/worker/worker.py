@@ -94,9 +94,10 @@ class Worker:
         return bool(self._asleep)
 
     def profile(self, is_start: bool = True, profile_prefix: str | None = None) -> str | None:
-        """Start recording, or stop and return the path of the Chrome trace written to the working directory.
+        """Start recording, or stop and return the path of the Chrome trace, in VLLM_TORCH_PROFILER_DIR.
 
-        Raises ValueError when already, or not, recording.
+        The file's name begins with `profile_prefix`, which may hold folders of its own. Raises ValueError when already,
+        or not, recording.
         """
         if is_start == (self._profiler is not None):
             raise ValueError(f"the profiler is {'already' if is_start else 'not'} running")
@@ -109,7 +110,9 @@ class Worker:
         profiler, self._profiler = self._profiler, None
         record_ranges(None)
         profiler.stop()
-        path = os.path.abspath(f"{self._profile_prefix}-{os.getpid()}-{self._num_profiles}.trace.json")
+        name = f"{self._profile_prefix}-{os.getpid()}-{self._num_profiles}.trace.json"
+        path = os.path.abspath(os.path.join(envs.VLLM_TORCH_PROFILER_DIR or "", name))
+        os.makedirs(os.path.dirname(path), exist_ok=True)
         self._num_profiles += 1
         profiler.export_chrome_trace(path)
         return path
