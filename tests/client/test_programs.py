@@ -63,7 +63,10 @@ def start_serving(environment, *lines, kind="sync_mp"):
     return program, int(line)
 
 
-def test_a_script_without_a_guard_runs_once(environment, tmp_path):
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_script_without_a_guard_runs_once(environment, tmp_path, method):
+    """Whatever start method it asks for: a core is neither forked nor does it import the script."""
+    environment["VLLM_WORKER_MULTIPROC_METHOD"] = method
     script = tmp_path / "script.py"
     script.write_text(GUARDLESS)
     assert run(environment, str(script)).split("\n") == [EXPECTED, ""]
