@@ -18,6 +18,10 @@ _EXPORTS = {
     "RequestOutput": ".engine.outputs",
     "CompletionOutput": ".engine.outputs",
     "StreamingInput": ".engine.streaming_input",
+    "PromptType": ".engine.renderer",
+    "TextPrompt": ".engine.renderer",
+    "TokensPrompt": ".engine.renderer",
+    "EmbedsPrompt": ".engine.renderer",
     "SamplingParams": ".protocol.params",
     "BeamSearchParams": ".protocol.params",
     "RequestOutputKind": ".protocol.params",
@@ -53,6 +57,10 @@ if TYPE_CHECKING:
     from .engine.llm_engine import LLMEngine as LLMEngine
     from .engine.outputs import CompletionOutput as CompletionOutput
     from .engine.outputs import RequestOutput as RequestOutput
+    from .engine.renderer import EmbedsPrompt as EmbedsPrompt
+    from .engine.renderer import PromptType as PromptType
+    from .engine.renderer import TextPrompt as TextPrompt
+    from .engine.renderer import TokensPrompt as TokensPrompt
     from .engine.streaming_input import StreamingInput as StreamingInput
     from .protocol.errors import EngineDeadError as EngineDeadError
     from .protocol.errors import EngineGenerateError as EngineGenerateError

@@ -18,7 +18,7 @@ from ..protocol.requests import EngineCoreRequest
 from .controls import EngineControls
 from .engine_args import DEFAULT_EXECUTOR_CLASS, AsyncEngineArgs, EngineArgs, UsageContext
 from .generation_defaults import default_sampling_params
-from .input_processor import InputProcessor
+from .input_processor import InputProcessor, refuse_lora
 from .log import configure_logging
 from .metrics.loggers import NO_STATISTICS, StatLoggerFactory, StatLoggerManager
 from .metrics.stats import IterationStats
@@ -151,6 +151,7 @@ class AsyncLLM(EngineControls):
         request_id: str,
         *,
         prompt_text: str | None = None,
+        lora_request: None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
         trace_headers: Mapping[str, str] | None = None,
         priority: int = 0,
@@ -168,6 +169,7 @@ class AsyncLLM(EngineControls):
             request_id,
             prompt,
             sampling_params,
+            lora_request=lora_request,
             tokenization_kwargs=tokenization_kwargs,
             trace_headers=trace_headers,
             priority=priority,
@@ -196,6 +198,7 @@ class AsyncLLM(EngineControls):
         prompt: PromptType | EngineCoreRequest | AsyncIterator[StreamingInput],
         params: SamplingParams,
         arrival_time: float | None = None,
+        lora_request: None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
         trace_headers: Mapping[str, str] | None = None,
         priority: int = 0,
@@ -206,6 +209,7 @@ class AsyncLLM(EngineControls):
         A prepared `EngineCoreRequest` in place of a prompt keeps its own id, and `prompt_text` is then its text.
         """
         self._ensure_alive()
+        refuse_lora(lora_request)
         self._output_handler.ensure_running()
         process = functools.partial(
             self._process, request_id, arrival_time, tokenization_kwargs, trace_headers, priority

@@ -13,7 +13,7 @@ from ..protocol.params import BeamSearchParams, SamplingParams
 from .logprobs import Logprob
 from .outputs import RequestOutput
 from .progress import UseTqdm, progress
-from .renderer import PromptType
+from .renderer import PromptType, to_prompt_list
 
 if TYPE_CHECKING:
     from .llm import LLM
@@ -41,7 +41,7 @@ class BeamSearchOutput:
 
 def beam_search(
     llm: "LLM",
-    prompts: Sequence[PromptType],
+    prompts: PromptType | Sequence[PromptType],
     params: BeamSearchParams,
     use_tqdm: UseTqdm = False,
     concurrency_limit: int | None = None,
@@ -49,10 +49,12 @@ def beam_search(
     """The best `params.beam_width` continuations of each prompt, searched for at most `concurrency_limit` at a time.
 
     A prompt's alternatives count as `logprobs`: twice the beam width (more with several end tokens) must be within
-    the engine's `max_logprobs`. Raises ValueError, and NotImplementedError for prompts of embeddings.
+    the engine's `max_logprobs`. Raises ValueError, TypeError, and NotImplementedError for prompts of embeddings.
     """
+    if not isinstance(params, BeamSearchParams):
+        raise TypeError(f"params must be BeamSearchParams, got {type(params).__name__}")
     end_tokens = set() if params.ignore_eos else _end_tokens(llm)
-    searches = [_make_search(llm, prompt, params, end_tokens) for prompt in prompts]
+    searches = [_make_search(llm, prompt, params, end_tokens) for prompt in to_prompt_list(prompts)]
     for group in _groups(searches, concurrency_limit or len(searches)):
         for _ in progress(range(params.max_tokens), params.max_tokens, use_tqdm, "Beam search"):
             group = [search for search in group if not search.done]

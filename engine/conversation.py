@@ -49,7 +49,7 @@ def plain_tools(tools: Any) -> list[dict[str, Any]] | None:
 
 
 def template_messages(conversation: list[dict[str, Any]], join_parts: bool) -> list[dict[str, Any]]:
-    """The messages as templates expect them: tool arguments as data, with `join_parts` also a text's parts as one str."""
+    """The messages as templates expect them: tool arguments as data, with `join_parts` a text's parts as one str."""
     return [_template_message(message, f"messages[{n}]", join_parts) for n, message in enumerate(conversation)]
 
 

@@ -7,7 +7,7 @@ import enum
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -20,7 +20,7 @@ from ..protocol.config import (
     SchedulerConfig,
     VllmConfig,
 )
-from ..protocol.param_checks import as_int, float_in, int_at_least, reject
+from ..protocol.param_checks import as_bool, as_int, float_in, int_at_least, reject
 from .hub import DEFAULT_MODEL
 from .model_source import ModelFiles, resolve_model
 
@@ -81,7 +81,7 @@ class EngineArgs:
     trust_remote_code: bool = False
     revision: str | None = None
     tokenizer_revision: str | None = None
-    hf_overrides: dict[str, Any] = field(default_factory=dict)  # replaces entries of the model's config.json
+    hf_overrides: dict[str, Any] | None = None  # replaces entries of the model's config.json
     dtype: str = "auto"
     quantization: Quantization | None = None
     seed: int = 0
@@ -91,7 +91,7 @@ class EngineArgs:
     logits_processors: Sequence[str | type] | None = None  # classes, or "package.module:Class"
     enable_prompt_embeds: bool = False
     generation_config: str = "auto"  # "auto": the model's own; "vllm": none; else a folder
-    override_generation_config: dict[str, Any] = field(default_factory=dict)
+    override_generation_config: dict[str, Any] | None = None
     block_size: int | None = None
     gpu_memory_utilization: float = 0.92
     kv_cache_memory_bytes: int | None = None
@@ -103,6 +103,11 @@ class EngineArgs:
     long_prefill_token_threshold: int = 0  # 0: off
     scheduling_policy: SchedulingPolicy = "fcfs"
     stream_interval: int = 1
+    tensor_parallel_size: int = 1  # these three: one worker is all there is
+    pipeline_parallel_size: int = 1
+    data_parallel_size: int = 1
+    enforce_eager: bool = False  # changes nothing: no graphs are captured
+    enable_sleep_mode: bool = False  # changes nothing: every engine can sleep
     disable_log_stats: bool = False
     core_address: str | None = None  # such as tcp://127.0.0.1: meet the core over TCP, encrypted; None: unix sockets
     engine_restart: int = 0
@@ -118,7 +123,7 @@ class EngineArgs:
         self._check_choices()
         needs_tokenizer = not self.skip_tokenizer_init and self.tokenizer is None
         files = resolve_model(self.model, self.revision, with_tokenizer=needs_tokenizer)
-        hf_config = {**files.hf_config, **self.hf_overrides}
+        hf_config = {**files.hf_config, **(self.hf_overrides or {})}
         if not isinstance(hf_config.get("vocab_size"), int):
             raise ValueError(f"the configuration of {files.path} has no vocab_size; is it a language model?")
         max_model_len = self._max_model_len(hf_config)
@@ -140,6 +145,11 @@ class EngineArgs:
             if getattr(self, name) not in legal:
                 reject(name, getattr(self, name), f"one of {', '.join(map(repr, legal))}")
         int_at_least("max_logprobs", self.max_logprobs, -1)
+        for name in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
+            if (size := int_at_least(name, getattr(self, name), 1)) != 1:
+                reject(name, size, "1: the engine has one worker")
+        for name in ("enforce_eager", "enable_sleep_mode"):
+            as_bool(name, getattr(self, name))
 
     def _model_config(self, files: ModelFiles, hf_config: dict[str, Any], max_model_len: int) -> ModelConfig:
         return ModelConfig(
@@ -187,7 +197,7 @@ class EngineArgs:
             if not path.is_file():
                 reject("generation_config", self.generation_config, "'auto', 'vllm' or a folder with the file")
             config = json.loads(path.read_text(encoding="utf-8"))
-        return {**config, **self.override_generation_config}
+        return {**config, **(self.override_generation_config or {})}
 
     def _max_model_len(self, hf_config: dict[str, Any]) -> int:
         limit = model_length_limit(hf_config)

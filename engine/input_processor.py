@@ -13,7 +13,7 @@ import msgspec
 from ..protocol import envs
 from ..protocol.config import VllmConfig
 from ..protocol.errors import VLLMValidationError
-from ..protocol.param_checks import below_vocab
+from ..protocol.param_checks import below_vocab, reject
 from ..protocol.params import SamplingParams
 from ..protocol.requests import EngineCoreRequest
 from .parallel_sampling import noise_seed_of
@@ -50,15 +50,17 @@ class InputProcessor:
         (VLLMValidationError where one parameter is at fault) for values that this model cannot serve.
         """
         _check_types(request_id, params, priority, trace_headers, arrival_time)
+        params = params.clone()
         self._check_params(params)
         rendered = self._render(prompt, params, tokenization_kwargs)
         token_ids = rendered["prompt_token_ids"]
         _check_arrival_time(rendered["arrival_time"])
         self._check_prompt(rendered, params)
+        self._complete(params, len(token_ids))
         request = EngineCoreRequest(
             request_id=request_id,
             prompt_token_ids=token_ids,
-            sampling_params=self._complete(params, len(token_ids)),
+            sampling_params=params,
             arrival_time=rendered["arrival_time"] if arrival_time is None else arrival_time,
             noise_seed=noise_seed_of(params.seed),
             priority=priority,
@@ -104,7 +106,9 @@ class InputProcessor:
             request.request_id = f"{request.request_id}-{secrets.token_hex(4)}"
 
     def _check_params(self, params: SamplingParams) -> None:
-        """What depends on the model, the tokenizer and the users' logits processors."""
+        """Everything about params: once more what their construction checks, for fields may have been set since; and
+        what depends on the model, the tokenizer and the users' logits processors."""
+        params.__post_init__()
         params.verify(self.model_config, self._tokenizer_len(params))
         validate_structured_outputs(params, has_tokenizer=self.tokenizer is not None)
         for validate in self._validate_params:
@@ -146,15 +150,20 @@ class InputProcessor:
         if rendered["type"] == "embeds" and params.prompt_logprobs is not None:
             raise ValueError("prompt_logprobs need a prompt of token ids; this one consists of prompt_embeds")
 
-    def _complete(self, params: SamplingParams, num_prompt_tokens: int) -> SamplingParams:
-        """The params the core works by: the model's end tokens, its room for output, bad words as token ids."""
-        completed = params.clone()
-        if completed.max_tokens is None:
-            completed.max_tokens = self.model_config.max_model_len - num_prompt_tokens
+    def _complete(self, params: SamplingParams, num_prompt_tokens: int) -> None:
+        """Fills in what the core works by: the model's end tokens, its room for output, bad words as token ids."""
+        if params.max_tokens is None:
+            params.max_tokens = self.model_config.max_model_len - num_prompt_tokens
         eos_token_id = None if self.tokenizer is None else self.tokenizer.eos_token_id
-        completed.update_from_generation_config(self._generation_config, eos_token_id)
-        completed.update_bad_words(self.tokenizer, self.model_config.vocab_size)
-        return completed
+        params.update_from_generation_config(self._generation_config, eos_token_id)
+        params.update_bad_words(self.tokenizer, self.model_config.vocab_size)
+
+
+def refuse_lora(lora_request: object) -> None:
+    """Raises VLLMValidationError for anything but None, or a list of it, which stands for the model as it is."""
+    requests = lora_request if isinstance(lora_request, (list, tuple)) else [lora_request]
+    if any(request is not None for request in requests):
+        reject("lora_request", lora_request, "None: the engine has no LoRA adapters")
 
 
 def _users_validations(processors: Sequence[str]) -> list[Callable[[SamplingParams], None]]:

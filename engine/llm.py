@@ -12,6 +12,7 @@ from .controls import EngineControls
 from .conversation import to_conversation_list
 from .engine_args import EngineArgs, UsageContext
 from .generation_defaults import default_sampling_params
+from .input_processor import refuse_lora
 from .llm_engine import LLMEngine
 from .metrics.loggers import StatLoggerFactory
 from .outputs import RequestOutput
@@ -36,6 +37,7 @@ class LLM(EngineControls):
         self.llm_engine = LLMEngine.from_engine_args(
             EngineArgs(model=model, **engine_args), UsageContext.LLM_CLASS, stat_loggers=stat_loggers
         )
+        self.renderer, self.input_processor = self.llm_engine.renderer, self.llm_engine.input_processor
         self.request_counter = itertools.count()
         self._enqueued: dict[str, RequestOutput | None] = {}  # with the outputs of those that have ended
 
@@ -65,6 +67,7 @@ class LLM(EngineControls):
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: UseTqdm = True,
+        lora_request: None = None,
         priority: Sequence[int] | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
@@ -73,6 +76,7 @@ class LLM(EngineControls):
         `sampling_params` and `priority` are one for all, or a sequence with one a prompt. Raises ValueError or
         TypeError for the first prompt or parameter that cannot be served, and then none of the batch stays queued.
         """
+        refuse_lora(lora_request)
         batch = to_prompt_list(prompts)
         request_ids, _ = self._add_batch(batch, len(batch), sampling_params, priority, tokenization_kwargs, use_tqdm)
         return self._complete(request_ids, use_tqdm)
@@ -82,6 +86,7 @@ class LLM(EngineControls):
         messages: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: UseTqdm = True,
+        lora_request: None = None,
         chat_template: str | None = None,
         chat_template_content_format: Literal["auto", "string", "openai"] = "auto",
         add_generation_prompt: bool = True,
@@ -94,6 +99,7 @@ class LLM(EngineControls):
 
         Raises ValueError where neither the model nor the call has a template, or the template refuses the messages.
         """
+        refuse_lora(lora_request)
         chat_params = ChatParams(
             chat_template=chat_template,
             chat_template_content_format=chat_template_content_format,
@@ -109,11 +115,13 @@ class LLM(EngineControls):
         self,
         prompts: PromptType | Sequence[PromptType],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        lora_request: None = None,
         priority: Sequence[int] | None = None,
         use_tqdm: UseTqdm = True,
         tokenization_kwargs: Mapping[str, Any] | None = None,
     ) -> list[str]:
         """Queues prompts for `wait_for_completion`; returns their internal request ids. Arguments as for `generate`."""
+        refuse_lora(lora_request)
         batch = to_prompt_list(prompts)
         request_ids, internal_ids = self._add_batch(
             batch, len(batch), sampling_params, priority, tokenization_kwargs, use_tqdm
@@ -126,6 +134,7 @@ class LLM(EngineControls):
         messages: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: UseTqdm = True,
+        lora_request: None = None,
         priority: Sequence[int] | None = None,
         chat_template: str | None = None,
         chat_template_content_format: Literal["auto", "string", "openai"] = "auto",
@@ -136,6 +145,7 @@ class LLM(EngineControls):
         tokenization_kwargs: Mapping[str, Any] | None = None,
     ) -> list[str]:
         """`enqueue` for conversations, given and put into text as for `chat`; returns their internal request ids."""
+        refuse_lora(lora_request)
         chat_params = ChatParams(
             chat_template=chat_template,
             chat_template_content_format=chat_template_content_format,
@@ -156,14 +166,16 @@ class LLM(EngineControls):
 
     def beam_search(
         self,
-        prompts: Sequence[PromptType],
+        prompts: PromptType | Sequence[PromptType],
         params: BeamSearchParams,
+        lora_request: None = None,
         use_tqdm: UseTqdm = False,
         concurrency_limit: int | None = None,
     ) -> "list[BeamSearchOutput]":
         """The best `params.beam_width` continuations of each prompt; at most `concurrency_limit` prompts at once."""
         from .beam_search import beam_search
 
+        refuse_lora(lora_request)
         return beam_search(self, prompts, params, use_tqdm, concurrency_limit)
 
     def pause_generation(self, mode: PauseMode = "abort", clear_cache: bool = True) -> None:
@@ -172,6 +184,10 @@ class LLM(EngineControls):
 
     def resume_generation(self) -> None:
         self.llm_engine.resume_generation()
+
+    def wait_for_requests_to_drain(self, drain_timeout: float = 300) -> None:
+        """Runs what is enqueued to its end; `wait_for_completion` hands it out. Raises TimeoutError."""
+        self.llm_engine.wait_for_requests_to_drain(drain_timeout)
 
     def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
         """Pauses, then gives memory back: level 0 none, 1 the KV cache's, 2 the weights' too."""
@@ -184,10 +200,6 @@ class LLM(EngineControls):
     def get_metrics(self) -> "list[Metric]":
         """A snapshot of every figure, under Prometheus' names. Needs `disable_log_stats=False`."""
         return self.llm_engine.get_metrics()
-
-    def wait_for_requests_to_drain(self, drain_timeout: float = 300) -> None:
-        """Runs what is enqueued to its end; `wait_for_completion` hands it out. Raises TimeoutError."""
-        self.llm_engine.wait_for_requests_to_drain(drain_timeout)
 
     def shutdown(self, timeout: float | None = None) -> None:
         """Ends the engine. Repeated calls do nothing; an LLM that is dropped does it by itself."""

@@ -1,5 +1,6 @@
 """`LLMEngine`: requests in, outputs out, one `step()` at a time, for callers that may block. `LLM` is built on it."""
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ from ..protocol.params import SamplingParams
 from ..protocol.requests import EngineCoreRequest
 from .controls import EngineControls
 from .engine_args import DEFAULT_EXECUTOR_CLASS, EngineArgs, UsageContext
-from .input_processor import InputProcessor
+from .input_processor import InputProcessor, refuse_lora
 from .log import configure_logging
 from .metrics.loggers import NO_STATISTICS, StatLoggerFactory, StatLoggerManager
 from .metrics.stats import IterationStats
@@ -61,8 +62,8 @@ class LLMEngine(EngineControls):
         )
         self.logger_manager = StatLoggerManager(self.vllm_config, stat_loggers, log_stats) if self.log_stats else None
         self._halted = False  # by pause_generation() or sleep()
-        if not multiprocess_mode:
         self._drained: list[RequestOutput] = []  # for the next step()
+        if not multiprocess_mode:
             self.model_executor = self.engine_core.engine_core.executor  # type: ignore[attr-defined]
 
     @classmethod
@@ -114,8 +115,9 @@ class LLMEngine(EngineControls):
         prompt: PromptType | EngineCoreRequest,
         params: SamplingParams,
         arrival_time: float | None = None,
+        lora_request: None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
-        trace_headers: dict[str, str] | None = None,
+        trace_headers: Mapping[str, str] | None = None,
         priority: int = 0,
         prompt_text: str | None = None,
     ) -> str:
@@ -126,6 +128,7 @@ class LLMEngine(EngineControls):
         """
         if not isinstance(request_id, str):
             raise TypeError(f"request_id must be a string, got {request_id!r} of type {type(request_id).__name__}")
+        refuse_lora(lora_request)
         if isinstance(prompt, EngineCoreRequest):
             request = adopt(request_id, prompt)
             self.input_processor.check_prepared(request)
@@ -191,9 +194,6 @@ class LLMEngine(EngineControls):
         held = self.engine_core.num_held_requests
         return bool(running + waiting + held >= self.get_num_unfinished_requests())
 
-    def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
-        """Pauses, then gives memory back: level 0 none, 1 the KV cache's, 2 the weights' too. New requests queue."""
-        self.engine_core.sleep(level, mode)
     def wait_for_requests_to_drain(self, drain_timeout: float = 300) -> None:
         """Steps until nothing is in flight; what came of it is handed out by the next `step()`.
 
@@ -212,6 +212,9 @@ class LLMEngine(EngineControls):
         finally:
             self._drained = drained
 
+    def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
+        """Pauses, then gives memory back: level 0 none, 1 the KV cache's, 2 the weights' too. New requests queue."""
+        self.engine_core.sleep(level, mode)
         self._halted = True
         self._record_sleep_state(1, level)
 

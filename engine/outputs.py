@@ -3,7 +3,7 @@ afterwards."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from .logprobs import PromptLogprobs, SampleLogprobs, joined
 
@@ -27,6 +27,8 @@ class CompletionOutput:
     logprobs: SampleLogprobs | None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    routed_experts: ClassVar[None] = None  # this, and below, are other engines' names for what there is not here
+    lora_request: ClassVar[None] = None
 
     def finished(self) -> bool:
         return self.finish_reason is not None
@@ -49,6 +51,11 @@ class RequestOutput:
         "prompt_token_ids",
         "request_id",
     )
+
+    lora_request: ClassVar[None] = None
+    encoder_prompt: ClassVar[None] = None
+    encoder_prompt_token_ids: ClassVar[None] = None
+    kv_transfer_params: ClassVar[None] = None
 
     def __init__(
         self,

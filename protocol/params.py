@@ -390,7 +390,10 @@ _SWITCHES = (
 
 
 class BeamSearchParams(msgspec.Struct, omit_defaults=True, repr_omit_defaults=True):
-    """How a beam search runs; `length_penalty` is the exponent of the length a beam's score is divided by."""
+    """How a beam search runs; `length_penalty` is the exponent of the length a beam's score is divided by.
+
+    `structured_outputs` are refused: a step's candidates are the model's own, which a grammar does not narrow down.
+    """
 
     beam_width: int
     max_tokens: int
@@ -398,6 +401,7 @@ class BeamSearchParams(msgspec.Struct, omit_defaults=True, repr_omit_defaults=Tr
     temperature: float = 0.0
     length_penalty: float = 1.0
     include_stop_str_in_output: bool = False
+    structured_outputs: StructuredOutputsParams | None = None
 
     def __post_init__(self) -> None:
         self.beam_width = int_at_least("beam_width", self.beam_width, 1)
@@ -406,3 +410,5 @@ class BeamSearchParams(msgspec.Struct, omit_defaults=True, repr_omit_defaults=Tr
         self.length_penalty = as_finite_float("length_penalty", self.length_penalty, "a finite number")
         as_bool("ignore_eos", self.ignore_eos)
         as_bool("include_stop_str_in_output", self.include_stop_str_in_output)
+        if self.structured_outputs is not None:
+            reject("structured_outputs", self.structured_outputs, "None: beams cannot be held to a grammar")

@@ -170,6 +170,21 @@ def test_async_engine_args_add_request_logging() -> None:
     assert AsyncEngineArgs(enable_log_requests=True).model == EngineArgs().model
 
 
+def test_options_of_engines_with_more_workers_and_graphs_are_known_by_name(config_of: Any) -> None:
+    plain = config_of()
+    sizes = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+    unset = {"hf_overrides": None, "override_generation_config": None}
+    assert config_of(enforce_eager=True, enable_sleep_mode=True, **dict.fromkeys(sizes, 1), **unset) == plain
+    for name in sizes:
+        with pytest.raises(ValueError, match=f"{name} must be 1: the engine has one worker, got 2"):
+            config_of(**{name: 2})
+        with pytest.raises(ValueError, match=name):
+            config_of(**{name: "1"})
+    for name in ("enforce_eager", "enable_sleep_mode"):
+        with pytest.raises(ValueError, match=f"{name} must be True or False"):
+            config_of(**{name: "yes"})
+
+
 def test_logits_processors_are_classes_or_paths(config_of: Any) -> None:
     for given in (None, []):
         assert config_of(logits_processors=given).model_config.logits_processors == []

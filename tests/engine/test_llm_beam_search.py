@@ -5,16 +5,16 @@ from typing import Any
 
 import pytest
 
-from corespan import LLM, BeamSearchParams
+from corespan import LLM, BeamSearchParams, SamplingParams
 
 PROMPTS = ["The capital of France is", "Once upon a time"]
 
 
-@pytest.fixture(scope="module")
-def llm(tiny_llama_dir: str) -> Iterator[LLM]:
+@pytest.fixture(scope="module", params=[False, True], ids=["inproc", "sync_mp"])
+def llm(request: pytest.FixtureRequest, tiny_llama_dir: str) -> Iterator[LLM]:
     from clients import SMALL_ENGINE, multiprocessing_flag
 
-    with multiprocessing_flag(False):
+    with multiprocessing_flag(request.param):
         llm = LLM(tiny_llama_dir, **SMALL_ENGINE)
     yield llm
     llm.shutdown()
@@ -107,15 +107,33 @@ def _without_padding(tokens: list[int], like: list[int]) -> list[int]:
     return tokens[: len(like)] if set(tokens[len(like) :]) <= {1} else tokens
 
 
-def test_beams_are_the_same_over_the_core_process(llm: LLM, make_llm: Any) -> None:
-    params = BeamSearchParams(4, max_tokens=12, length_penalty=0.5)
-    expected = llm.beam_search(PROMPTS, params)
+@pytest.mark.parametrize(
+    ("prompts", "error", "reason"),
+    [
+        (["word " * 200_000], ValueError, "characters, which are .* tokens at least"),
+        (["word " * 3000], ValueError, "max_model_len 512"),
+        ([[5] * 512], ValueError, "max_model_len 512"),
+        ([[]], ValueError, "empty"),
+        ([[10**6]], ValueError, "token id 1000000"),
+        ([None], TypeError, "a prompt is a str"),
+        (5, TypeError, "prompts must be"),
+        (["\ud800"], ValueError, "surrogate"),
+    ],
+)
+def test_prompts_that_cannot_be_searched_are_refused_and_leave_nothing(
+    llm: LLM, prompts: Any, error: type[Exception], reason: str
+) -> None:
+    with pytest.raises(error, match=reason):
+        llm.beam_search(prompts, BeamSearchParams(2, max_tokens=3))
+    with pytest.raises(TypeError, match="params must be BeamSearchParams"):
+        llm.beam_search(PROMPTS, SamplingParams())  # type: ignore[arg-type]
 
-    outputs = make_llm(multiprocess=True).beam_search(PROMPTS, params)
+    assert not llm.llm_engine.has_unfinished_requests()
 
-    for output, wanted in zip(outputs, expected, strict=True):
-        assert [beam.tokens for beam in output.sequences] == [beam.tokens for beam in wanted.sequences]
-        assert [beam.text for beam in output.sequences] == [beam.text for beam in wanted.sequences]
-        assert [beam.cum_logprob for beam in output.sequences] == pytest.approx(
-            [beam.cum_logprob for beam in wanted.sequences], abs=1e-4
-        )
+
+def test_one_prompt_need_not_be_in_a_list(llm: LLM) -> None:
+    params = BeamSearchParams(2, max_tokens=3)
+    (listed,) = llm.beam_search(PROMPTS[:1], params)
+    for prompt in (PROMPTS[0], llm.get_tokenizer().encode(PROMPTS[0])):
+        (single,) = llm.beam_search(prompt, params)
+        assert [beam.tokens for beam in single.sequences] == [beam.tokens for beam in listed.sequences]

@@ -500,6 +500,11 @@ def test_wrong_repetition_patterns_are_refused(sizes: tuple[Any, Any, Any], name
         ({"beam_width": 2, "max_tokens": 1, "temperature": -1}, "temperature"),
         ({"beam_width": 2, "max_tokens": 1, "length_penalty": NAN}, "length_penalty"),
         ({"beam_width": 2, "max_tokens": 1, "ignore_eos": 1}, "ignore_eos"),
+        ({"beam_width": 2, "max_tokens": 1, "include_stop_str_in_output": 1}, "include_stop_str_in_output"),
+        (
+            {"beam_width": 2, "max_tokens": 1, "structured_outputs": StructuredOutputsParams(json_object=True)},
+            "structured_outputs",
+        ),
     ],
 )
 def test_wrong_beam_search_params_are_refused(fields: dict[str, Any], name: str) -> None:
@@ -510,3 +515,4 @@ def test_wrong_beam_search_params_are_refused(fields: dict[str, Any], name: str)
 def test_beam_search_defaults() -> None:
     params = BeamSearchParams(beam_width=2, max_tokens=3)
     assert (params.temperature, params.length_penalty, params.ignore_eos) == (0.0, 1.0, False)
+    assert (params.include_stop_str_in_output, params.structured_outputs) == (False, None)
