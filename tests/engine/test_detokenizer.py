@@ -82,10 +82,12 @@ text_pieces = st.one_of(st.sampled_from(AWKWARD), st.text(max_size=12))
         {
             "include_stop_str_in_output": st.booleans(),
             "skip_special_tokens": st.booleans(),
+            "spaces_between_special_tokens": st.booleans(),
             "min_tokens": st.integers(0, 12),
         }
     ),
     tokens_per_step=st.integers(1, 3),
+    stream_interval=st.integers(1, 4),
 )
 def test_joined_deltas_equal_the_cumulative_text(
     tokenizers: dict[str, Tokenizer],
@@ -95,23 +97,28 @@ def test_joined_deltas_equal_the_cumulative_text(
     stop_at: list[tuple[int, int]],
     options: dict[str, Any],
     tokens_per_step: int,
+    stream_interval: int,
 ) -> None:
     tokenizer = tokenizers[which]
     token_ids: list[int] = []
     for piece in pieces:
         ids = tokenizer.encode(piece, add_special_tokens=False) if isinstance(piece, str) else piece
         token_ids.extend(token_id % len(tokenizer) for token_id in ids)
-    plain = tokenizer.decode(token_ids, skip_special_tokens=options["skip_special_tokens"])
-    stops = [stop for start, length in stop_at if (stop := plain[start : start + length])]
+    token_ids = token_ids or [5]
+    unstopped = generate(tokenizer, token_ids, SamplingParams(output_kind=DELTA, max_tokens=1000, **options))
+    whole = joined(unstopped)
+    stops = [stop for start, length in stop_at if (stop := whole[start : start + length])]
     runs = {
         kind: generate(
             tokenizer,
-            token_ids or [5],
+            token_ids,
             SamplingParams(output_kind=kind, stop=stops, max_tokens=1000, **options),
             tokens_per_step=tokens_per_step,
+            stream_interval=stream_interval,
         )
         for kind in RequestOutputKind
     }
+
     final = text_of(runs[FINAL_ONLY])
     assert joined(runs[DELTA]) == text_of(runs[CUMULATIVE]) == final
     ids = {kind: runs[kind][-1].outputs[0].token_ids for kind in (CUMULATIVE, FINAL_ONLY)}
@@ -120,14 +127,24 @@ def test_joined_deltas_equal_the_cumulative_text(
     for output in runs[CUMULATIVE]:
         assert output.outputs[0].text.startswith(so_far)
         so_far = output.outputs[0].text
-    if which == "byte level" and not stops and token_ids:
-        assert final == plain
-    if which == "byte level" and stops and options["min_tokens"] == 0 and token_ids:
-        match = first_stop(plain, stops)
-        assert match is not None
-        end, begin, stop = match
-        assert final == plain[: end if options["include_stop_str_in_output"] else begin]
-        assert runs[FINAL_ONLY][-1].outputs[0].stop_reason == stop
+    if which == "byte level":
+        assert whole == tokenizer.decode(token_ids, skip_special_tokens=options["skip_special_tokens"])
+    match = first_stop(whole, stops, not_before=len(joined(unstopped[: options["min_tokens"]])))
+    end, begin, stop = match or (len(whole), len(whole), None)
+    assert final == whole[: end if options["include_stop_str_in_output"] else begin]
+    assert [runs[kind][-1].outputs[0].stop_reason for kind in RequestOutputKind] == [stop] * 3
+
+
+def test_the_random_cases_hold_what_is_awkward(tokenizers: dict[str, Tokenizer]) -> None:
+    """Emoji with joiners, CJK, combining marks, special tokens, and characters that are several bytes' tokens."""
+    text = "".join(AWKWARD)
+    assert all(part in text for part in ("\u200d", "\U0001f44d", "日本", "\u0308", "العربية", "<|im_start|>", "</s>"))
+    for tokenizer in tokenizers.values():
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        assert any(tokenizer.decode([token_id]).endswith("\ufffd") for token_id in ids)
+    assert tokenizers["byte level"].all_special_ids & set(
+        tokenizers["byte level"].encode(text, add_special_tokens=False)
+    )
 
 
 @pytest.mark.parametrize("include", [True, False])
