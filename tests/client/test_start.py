@@ -47,7 +47,10 @@ def test_a_cache_too_small_for_one_request_names_the_length_that_fits(kind):
 
 
 @MP_CLIENTS
-@pytest.mark.parametrize(("action", "cause"), [("exit", "exited with code 3"), ("kill", "killed by SIGKILL")])
+@pytest.mark.parametrize(
+    ("action", "cause"),
+    [("exit", "exited with code 3"), ("kill", "killed by SIGKILL"), ("crash", "killed by SIGSEGV")],
+)
 def test_a_core_that_vanishes_while_starting_is_an_error_at_once(kind, action, cause):
     leftovers = Leftovers()
     with pytest.raises(RuntimeError, match=cause):

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 
 from corespan.core.executor.abstract import Executor
 from corespan.core.scheduler.output import ModelRunnerOutput, SchedulerOutput
@@ -23,7 +24,7 @@ from corespan.protocol.config import VllmConfig
 from corespan.protocol.outputs import LogprobsArrays
 
 VOCAB_SIZE = 1000
-RAISE, EXIT, KILL, SEGFAULT, HANG, FAIL_REQUEST = range(990, 996)  # prompt tokens
+RAISE, EXIT, KILL, SEGFAULT, HANG, FAIL_REQUEST, OUT_OF_MEMORY = range(990, 997)  # prompt tokens
 FIRST_TRIGGER = RAISE
 
 
@@ -42,6 +43,7 @@ class FakeExecutor(Executor):
         self.options: dict[str, Any] = vllm_config.model_config.hf_config.get("fake", {})
         self.requests: dict[str, tuple[int, list[int], int]] = {}  # seed, tokens, num computed
         self.asleep: set[str] = set()
+        self.fuse: tuple[int, int] | None = None  # steps from now, and what to do then
 
     def collective_rpc(
         self,
@@ -122,11 +124,23 @@ class FakeExecutor(Executor):
         (thread,) = (thread for thread in threading.enumerate() if thread.name == name)
         setattr(thread, attribute, None)
 
+    def worker_obey(self, trigger: int) -> None:
+        obey([trigger])
+
+    def worker_light_fuse(self, steps: int, trigger: int) -> None:
+        """Has the core do what the trigger says so many steps later, whichever requests are running then."""
+        self.fuse = (steps, trigger)
+
     def worker_die(self) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
         time.sleep(self.options.get("step_seconds", 0.0))
+        if self.fuse is not None:
+            steps, trigger = self.fuse
+            self.fuse = (steps - 1, trigger)
+            if steps == 0:
+                obey([trigger])
         for request_id in scheduler_output.removed_req_ids:
             self.requests.pop(request_id, None)
         failed = {}
@@ -179,7 +193,7 @@ class FailingExecutor(FakeExecutor):
             raise ValueError("no such weights")
         if action == "miss":
             raise FileNotFoundError("no such file of weights")
-        obey([{"exit": EXIT, "kill": KILL, "hang": HANG}[action]])
+        obey([{"exit": EXIT, "kill": KILL, "hang": HANG, "crash": SEGFAULT}[action]])
 
 
 def obey(token_ids: Sequence[int]) -> None:
@@ -193,3 +207,12 @@ def obey(token_ids: Sequence[int]) -> None:
         os.kill(os.getpid(), signal.SIGSEGV)
     if HANG in token_ids:
         threading.Event().wait()
+    if OUT_OF_MEMORY in token_ids:
+        use_up_memory()
+
+
+def use_up_memory() -> None:
+    """Raises MemoryError, as allocations do in a process that has reached its limit."""
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (psutil.Process().memory_info().vms + (1 << 30), hard))
+    bytearray(1 << 32)
