@@ -37,6 +37,7 @@ logger = logging.getLogger("corespan.client")
 M = TypeVar("M")
 
 PROGRESS_INTERVAL = 10.0  # seconds between two lines of log while a core starts
+SHORTEST_WAIT = 0.001  # seconds; to a socket, 0 means something else
 EXIT_GRACE = 5.0  # seconds an idle core has to leave before it is killed
 MAX_IPC_PATH_BYTES = 100  # of the 107 the system has, less a file name's
 STACKS_FILE = "core.stacks"
@@ -59,7 +60,7 @@ class CoreProcess:
         """Returns when the model is loaded.
 
         Raises what the core's start raised, with the core's traceback as a note; RuntimeError when the core vanished;
-        TimeoutError after VLLM_ENGINE_READY_TIMEOUT_S.
+        TimeoutError after VLLM_ENGINE_READY_TIMEOUT_S; ProtocolError for words that make no sense.
         """
         self.owner_pid = os.getpid()
         self._socket_dir = init.socket_dir
@@ -84,10 +85,16 @@ class CoreProcess:
 
     def _handshake(self, init: HandshakeInit) -> HandshakeReady:
         deadline = time.monotonic() + envs.VLLM_ENGINE_READY_TIMEOUT_S
-        self._expect(HandshakeHello, deadline)
-        with contextlib.suppress(OSError):  # when the core is gone, what comes next is its end
-            self.channel.send(init)
-        return self._expect(HandshakeReady, deadline)
+        try:
+            self._expect(HandshakeHello, deadline)
+            with contextlib.suppress(ConnectionError):  # when the core is gone, what comes next is its end
+                self.channel.send(init, max(deadline - time.monotonic(), SHORTEST_WAIT))
+            return self._expect(HandshakeReady, deadline)
+        except TimeoutError:
+            raise TimeoutError(
+                f"The engine core was not ready after {envs.VLLM_ENGINE_READY_TIMEOUT_S:g} s "
+                "(VLLM_ENGINE_READY_TIMEOUT_S)"
+            ) from None
 
     def _expect(self, message_type: type[M], deadline: float) -> M:
         message = self._next_message(deadline)
@@ -100,13 +107,9 @@ class CoreProcess:
     def _next_message(self, deadline: float) -> HandshakeMessage:
         started = time.monotonic()
         while not self.channel.poll(min(deadline - time.monotonic(), PROGRESS_INTERVAL)):
-            waited = time.monotonic() - started
             if time.monotonic() >= deadline:
-                raise TimeoutError(
-                    f"The engine core was not ready after {envs.VLLM_ENGINE_READY_TIMEOUT_S:g} s "
-                    "(VLLM_ENGINE_READY_TIMEOUT_S)"
-                )
-            logger.info("The engine core has been starting for %.0f s", waited)
+                raise TimeoutError
+            logger.info("The engine core has been starting for %.0f s", time.monotonic() - started)
         try:
             return self.channel.receive(deadline - time.monotonic())
         except EOFError:

@@ -138,7 +138,7 @@ class CoreLink:
                 ready = msgspec.msgpack.decode(frames[0], type=HandshakeReady)
                 self.addresses.core_pid = ready.pid
                 return _with_final_figures(vllm_config, ready)
-        raise TimeoutError("the engine core is ready but did not connect to its request socket")
+        raise TimeoutError("the engine core lives but did not connect to its request socket")
 
     def send(self, request_type: EngineCoreRequestType, message: object) -> None:
         """Raises EngineDeadError; TypeError, OverflowError or ValueError for what cannot be encoded."""

@@ -35,12 +35,18 @@ class Channel:
         poller.register(self._socket, select.POLLIN)
         return bool(poller.poll(max(timeout, 0.0) * 1000))
 
-    def send(self, message: HandshakeMessage) -> None:
-        """Raises OSError when the other end is gone, ValueError for more than MAX_MESSAGE_BYTES."""
+    def send(self, message: HandshakeMessage, timeout: float | None = None) -> None:
+        """Raises OSError when the other end is gone, TimeoutError where it has not taken the message in `timeout`
+        seconds, ValueError for more than MAX_MESSAGE_BYTES.
+        """
         payload = self._encoder.encode(message)
         if len(payload) > MAX_MESSAGE_BYTES:
             raise ValueError(f"a configuration of {len(payload)} bytes; at most {MAX_MESSAGE_BYTES} can be sent")
-        self._socket.sendall(len(payload).to_bytes(_LENGTH_BYTES, "little") + payload)
+        self._socket.settimeout(timeout)
+        try:
+            self._socket.sendall(len(payload).to_bytes(_LENGTH_BYTES, "little") + payload)
+        finally:
+            self._socket.settimeout(None)
 
     def receive(self, timeout: float | None = None) -> HandshakeMessage:
         """The next message; waits at most `timeout` seconds (None: for ever).

@@ -21,7 +21,11 @@ MP_CLIENTS = pytest.mark.parametrize("kind", ["sync_mp", "async_mp"])
 @ALL_CLIENTS
 @pytest.mark.parametrize(
     ("action", "error", "complaint"),
-    [("raise", ValueError, "no such weights"), ("miss", FileNotFoundError, "no such file of weights")],
+    [
+        ("raise", ValueError, "no such weights"),
+        ("overflow", MemoryError, "no room for the weights"),
+        ("miss", FileNotFoundError, "no such file of weights"),
+    ],
 )
 def test_what_the_executor_raises_at_start_reaches_the_caller(kind, action, error, complaint):
     leftovers = Leftovers()

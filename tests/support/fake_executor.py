@@ -180,8 +180,8 @@ class FakeExecutor(Executor):
 
 
 class FailingExecutor(FakeExecutor):
-    """Does at start what `hf_config["fake"]["start"]` says: raise, miss a file, exit, kill or hang. Before, it writes
-    its process's id to the FIFO `report`, if there is one.
+    """Does at start what `hf_config["fake"]["start"]` says: raise, overflow the memory, miss a file, exit, kill or hang.
+    Before, it writes its process's id to the FIFO `report`, if there is one.
     """
 
     def __init__(self, vllm_config: VllmConfig) -> None:
@@ -191,6 +191,8 @@ class FailingExecutor(FakeExecutor):
         action = self.options["start"]
         if action == "raise":
             raise ValueError("no such weights")
+        if action == "overflow":
+            raise MemoryError("no room for the weights")
         if action == "miss":
             raise FileNotFoundError("no such file of weights")
         obey([{"exit": EXIT, "kill": KILL, "hang": HANG, "crash": SEGFAULT}[action]])
