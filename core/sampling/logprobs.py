@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from ...protocol.outputs import LogprobsArrays
+from ..kernels import sampling as native
 from . import ordering
 from .ordering import BLOCK
 
@@ -19,7 +20,7 @@ _BATCHED_K = 256
 
 def gather_logprobs(
     logits: torch.Tensor,
-    token_ids: np.ndarray | torch.Tensor,
+    token_ids: np.ndarray,
     k: int,
     *,
     as_logits: bool = False,
@@ -30,8 +31,19 @@ def gather_logprobs(
     logits: [n, vocab] float32; k = -1: the whole vocabulary. `as_logits`: report logits as they are.
     `more_token_ids`: [n, m], reported in place of the k largest. A rank counts the entries not below the token's own.
     """
-    num_rows, vocab_size = logits.shape
-    k = vocab_size if k == -1 else min(k, vocab_size)
+    vocab_size = logits.shape[1]
+    if more_token_ids is not None:
+        k = more_token_ids.shape[1]
+    elif k == -1:
+        k = vocab_size
+    take = native.logprobs if native.supports(logits) else torch_logprobs
+    return LogprobsArrays(*take(logits, np.asarray(token_ids), min(k, vocab_size), more_token_ids, as_logits))
+
+
+def torch_logprobs(
+    logits: torch.Tensor, token_ids: np.ndarray, k: int, more_token_ids: np.ndarray | None, as_logits: bool
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """As `kernels.sampling.logprobs`: the reference, and what serves without the kernels or on another device."""
     chosen = torch.as_tensor(token_ids, dtype=torch.int64, device=logits.device)
     padded = ordering.pad_to_blocks(logits)
     maxima = ordering.block_max(padded)
@@ -44,10 +56,11 @@ def gather_logprobs(
     values = torch.cat([own, values], 1)
     if not as_logits:
         values -= _log_sum_exp(padded, maxima).unsqueeze(1)
-    return LogprobsArrays(
-        token_ids=torch.cat([chosen.unsqueeze(1), ids], 1).to(torch.int32).cpu().numpy(),
-        logprobs=values.cpu().numpy(),
-        ranks=_ranks(padded, maxima, own).clamp_(max=vocab_size).to(torch.int32).cpu().numpy(),
+    ranks = _ranks(padded, maxima, own).clamp_(max=logits.shape[1])
+    return (
+        torch.cat([chosen.unsqueeze(1), ids], 1).to(torch.int32).cpu().numpy(),
+        values.cpu().numpy(),
+        ranks.to(torch.int32).cpu().numpy(),
     )
 
 

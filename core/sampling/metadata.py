@@ -9,6 +9,8 @@ from ...protocol.config import VllmConfig
 from ...protocol.param_checks import below_vocab
 from ...protocol.params import SamplingParams, SamplingType
 from ..scheduler.output import NewRequestData
+from . import noise
+from .draw import DrawParams
 from .logits_processors.builtin import BUILTIN_PROCESSORS
 from .logits_processors.interface import (
     AddedRequest,
@@ -24,14 +26,14 @@ class SamplingBatch:
     """Parameters, token counts and logits processors of the requests in the batch, by row.
 
     Rows change with `add`, `remove`, `move` and `swap`; `append_tokens` records what was generated. Arrays are indexed
-    by row: temperature, top_p [max_num_reqs] float64; top_k, num_tokens int64; noise_seeds uint64; greedy bool.
+    by row: temperature (0: greedy), min_p, top_p [max_num_reqs] float64; top_k, num_tokens int64; noise_seeds uint64.
     """
 
     def __init__(self, vllm_config: VllmConfig, max_num_reqs: int, device: torch.device | None = None) -> None:
         self.device = device or torch.device("cpu")
         self.vocab_size = vllm_config.model_config.vocab_size
-        self.greedy = np.ones(max_num_reqs, dtype=bool)
-        self.temperature = np.ones(max_num_reqs, dtype=np.float64)
+        self.temperature = np.zeros(max_num_reqs, dtype=np.float64)
+        self.min_p = np.zeros(max_num_reqs, dtype=np.float64)
         self.top_k = np.zeros(max_num_reqs, dtype=np.int64)
         self.top_p = np.ones(max_num_reqs, dtype=np.float64)
         self.noise_seeds = np.zeros(max_num_reqs, dtype=np.uint64)
@@ -63,8 +65,8 @@ class SamplingBatch:
         self._forget(row)
         self._rows.add(row)
         prompt, output = request.token_ids[: request.num_prompt_tokens], request.token_ids[request.num_prompt_tokens :]
-        self.greedy[row] = params.sampling_type is SamplingType.GREEDY
-        self.temperature[row] = params.temperature
+        self.temperature[row] = 0.0 if params.sampling_type is SamplingType.GREEDY else params.temperature
+        self.min_p[row] = params.min_p
         self.top_k[row] = max(params.top_k, 0)
         self.top_p[row] = params.top_p
         self.noise_seeds[row] = request.noise_seed % 2**64
@@ -115,6 +117,11 @@ class SamplingBatch:
             if row in self._output_token_ids:
                 self._output_token_ids[row].append(token_id)
 
+    def draw_params(self, rows: np.ndarray) -> DrawParams:
+        """What the draw needs for these rows, [n] int64, as arrays of their own."""
+        uniforms = noise.uniform(self.noise_seeds[rows], self.num_tokens[rows])
+        return DrawParams(self.temperature[rows], self.min_p[rows], self.top_k[rows], self.top_p[rows], uniforms)
+
     def update_processors(self) -> None:
         """Tell the logits processors what has changed since the last call."""
         for update in self._updates:
@@ -133,12 +140,11 @@ class SamplingBatch:
             below_vocab("bad_words", word, self.vocab_size)
 
     def _forget(self, row: int) -> None:
-        self.greedy[row] = True
         for table in self._tables():
             table.pop(row, None)
 
     def _arrays(self) -> tuple[np.ndarray, ...]:
-        return self.greedy, self.temperature, self.top_k, self.top_p, self.noise_seeds, self.num_tokens
+        return self.temperature, self.min_p, self.top_k, self.top_p, self.noise_seeds, self.num_tokens
 
     def _tables(self) -> tuple[dict[int, Any], ...]:
         return self.counts, self.logprobs, self._output_token_ids

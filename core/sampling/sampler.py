@@ -1,7 +1,7 @@
 """`Sampler`: from a step's logits to one token per row, with logprobs where asked for. Called by the model runner.
 
 The order is: raw logprobs, grammar, allowed tokens, bad words, min_tokens, logit_bias, users' processors, penalties,
-then greedy's argmax or temperature, min_p and other argmax-invariant processors, top-k and top-p, the draw. Every stage
+then greedy's argmax or temperature, min_p, users' argmax-invariant processors, top-k and top-p, the draw. Every stage
 touches only the rows that ask for it, and works row by row, so that a row's token never depends on the batch.
 """
 
@@ -13,16 +13,13 @@ import torch
 
 from ...protocol.outputs import LogprobsArrays
 from ...protocol.params import SamplingParams
-from . import noise, ordering
-from .draw import draw
+from .draw import DrawParams, draw
 from .logits_processors.builtin import RowStateProcessor
 from .logits_processors.interface import LogitsProcessor
 from .logprobs import gather_logprobs, merge_rows
 from .metadata import SamplingBatch
 from .penalties import apply_penalties
-
-_LINES_AT_ONCE = 16
-"""So many lines of logits are drawn from together: what is computed for them stays in the CPU's caches."""
+from .torch_draw import mask_below_min_p
 
 _USUAL_K = 256
 
@@ -70,88 +67,53 @@ class Sampler:
         batch = self.batch
         batch.update_processors()
         wanted = [i for i, row in enumerate(rows.tolist()) if row in batch.logprobs] if batch.logprobs else []
-        work = ordering.pad_to_blocks(logits)
         processors = [p for p in batch.processors if not p.is_argmax_invariant() and p.is_active()]
-        raw = None
+        work, raw = logits, None
         if wanted and self.report_raw:
             unchanged = not (processors or batch.counts or grammar_rows is not None)
             raw = work if unchanged and len(wanted) == len(rows) else work[wanted]
         if grammar_rows is not None and grammar_bitmask is not None and len(grammar_rows):
-            self._apply_bitmask(work, grammar_rows, grammar_bitmask)
+            _apply_bitmask(work, grammar_rows, grammar_bitmask)
         if processors:
             work = self._apply_processors(work, rows, processors)
         if batch.counts:
             penalised = [(i, batch.counts[row]) for i, row in enumerate(rows.tolist()) if row in batch.counts]
             apply_penalties(work, [i for i, _ in penalised], [counts for _, counts in penalised])
 
-        tokens, best = ordering.argmax(work, ordering.block_max(work))
-        output = SamplerOutput(tokens.cpu().numpy())
-        self._fail(output, best, np.arange(len(rows)))
-        processed: dict[int, torch.Tensor] = {}
-        if not batch.greedy[rows].all():
-            processed = self._sample_random(work, best, rows, output, bool(wanted) and not self.report_raw)
+        params = batch.draw_params(rows)
+        invariant = [p for p in batch.processors if p.is_argmax_invariant() and p.is_active()]
+        offset = None
+        if invariant and params.temperature.any():
+            work, offset = self._apply_to_scaled(work, rows, params, invariant)
+        drawn = draw(work, params, want_processed=bool(wanted) and not self.report_raw)
+        output = SamplerOutput(drawn.token_ids, failed=_failures(drawn.largest))
         if wanted:
-            reported = raw if raw is not None else self._processed(work, wanted, processed)
-            output.logprobs = self._logprobs(reported, rows, wanted, output.token_ids)
+            if drawn.processed is not None:
+                raw = (drawn.processed if offset is None else drawn.processed + offset)[wanted]
+            assert raw is not None
+            output.logprobs = self._logprobs(raw, rows, wanted, output.token_ids)
         for i in output.failed:
             output.token_ids[i] = -1
         return output
 
-    def _sample_random(
-        self, work: torch.Tensor, best: torch.Tensor, rows: np.ndarray, output: SamplerOutput, want_processed: bool
-    ) -> dict[int, torch.Tensor]:
-        """Fill in the tokens of the rows that are not greedy. Returns those rows' processed logits where wanted."""
-        lines = np.flatnonzero(~self.batch.greedy[rows])
-        if output.failed:
-            lines = lines[~np.isin(lines, list(output.failed))]
-        processors = [p for p in self.batch.processors if p.is_argmax_invariant() and p.is_active()]
-        has_custom = not all(isinstance(processor, RowStateProcessor) for processor in processors)
-        size = max(len(lines), 1) if has_custom else _LINES_AT_ONCE
-        processed: dict[int, torch.Tensor] = {}
-        for start in range(0, len(lines), size):
-            at = lines[start : start + size]
-            self._sample_lines(work, best, rows, at, processors, output, processed if want_processed else None)
-        return processed
+    def _apply_to_scaled(
+        self, work: torch.Tensor, rows: np.ndarray, params: DrawParams, processors: list[LogitsProcessor]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Let users' processors change the logits over temperature, after min_p, of the rows that are not greedy.
 
-    def _sample_lines(
-        self,
-        work: torch.Tensor,
-        best: torch.Tensor,
-        rows: np.ndarray,
-        at: np.ndarray,
-        processors: list[LogitsProcessor],
-        output: SamplerOutput,
-        processed: dict[int, torch.Tensor] | None,
-    ) -> None:
-        """Draw for the lines `at` ([n] int64, ascending)."""
-        batch = self.batch
-        chosen = work[at[0] : at[-1] + 1] if at[-1] - at[0] + 1 == len(at) else work[at]
-        temperature = torch.from_numpy(batch.temperature[rows[at]]).to(work.device, torch.float32)
-        scaled = (chosen - best[at, None]).div_(temperature[:, None])
-        offset = best[at] / temperature
-        if processors:
-            scaled = self._apply_processors(scaled, rows[at], processors)
-            largest = scaled.amax(1)
-            self._fail(output, largest, at)
-            sound = torch.isfinite(largest)
-            if not sound.all():
-                scaled, largest, offset, at = scaled[sound], largest[sound], offset[sound], at[sound.cpu().numpy()]
-            if largest.any():
-                scaled = scaled - largest[:, None]
-                offset += largest
-        drawn_rows = rows[at]
-        uniforms = noise.uniform(batch.noise_seeds[drawn_rows], batch.num_tokens[drawn_rows])
-        top_k, top_p = batch.top_k[drawn_rows], batch.top_p[drawn_rows]
-        drawn = draw(scaled, top_k, top_p, uniforms, processed is not None)
-        output.token_ids[at] = drawn.token_ids.cpu().numpy()
-        if processed is None:
-            return
-        for line, i in enumerate(at.tolist()):
-            row = scaled[line] + offset[line]
-            if line in drawn.kept:
-                ids = drawn.kept[line]
-                row = torch.full_like(row, float("-inf")).index_copy_(0, ids, row[ids])
-            processed[i] = row
+        Those logits are shifted, so that each row's largest is 0. Returns all rows' logits as they are to be drawn
+        from, with `params` to match, and what the shifts took from them, [n, 1].
+        """
+        largest = work.amax(1, keepdim=True)
+        offset = torch.zeros_like(largest)
+        lines = np.flatnonzero((params.temperature > 0.0) & largest.isfinite().cpu().numpy()[:, 0])
+        index = torch.from_numpy(lines).to(work.device)
+        temperature = torch.from_numpy(params.temperature[lines, None]).to(work.device, torch.float32)
+        scaled = (work[index] - largest[index]).div_(temperature)
+        mask_below_min_p(scaled, params.min_p[lines])
+        offset[index] = torch.nan_to_num_(largest[index] / temperature)  # infinite for a tiny temperature
+        params.temperature[lines], params.min_p[lines] = 1.0, 0.0
+        return work.index_copy(0, index, self._apply_custom(scaled, rows[lines], processors)), offset
 
     def _apply_processors(
         self, work: torch.Tensor, rows: np.ndarray, processors: list[LogitsProcessor]
@@ -171,39 +133,15 @@ class Sampler:
         lines = torch.from_numpy(rows).to(work.device)
         full = work if aligned else work.new_zeros(batch_size, work.shape[1]).index_copy_(0, lines, work)
         for processor in processors:
-            view = full[:, : self.batch.vocab_size]
-            result = processor.apply(view)
-            if result is not view:
-                view.copy_(result)
+            result = processor.apply(full)
+            if result is not full:
+                full.copy_(result)
         return full if aligned else full[lines]
-
-    def _apply_bitmask(self, work: torch.Tensor, lines: np.ndarray, bitmask: np.ndarray) -> None:
-        vocab_size = self.batch.vocab_size
-        masks = _MASK_OF_BYTE[bitmask.view(np.uint8)].reshape(len(lines), -1)
-        for line, mask in zip(lines.tolist(), torch.from_numpy(masks).to(work.device), strict=True):
-            work[line, :vocab_size] += mask[:vocab_size]
-
-    @staticmethod
-    def _fail(output: SamplerOutput, best: torch.Tensor, lines: np.ndarray) -> None:
-        """Mark rows whose largest logit is not a finite number; `best` belongs to `lines`."""
-        values = best.cpu().numpy()
-        for at in np.flatnonzero(~np.isfinite(values)).tolist():
-            i = int(lines[at])
-            if values[at] == -np.inf:
-                output.failed[i] = "no token is left to draw: the request's constraints exclude the whole vocabulary"
-            else:
-                output.failed[i] = f"the model's logits are not finite (largest: {values[at]})"
-
-    @staticmethod
-    def _processed(work: torch.Tensor, wanted: list[int], processed: dict[int, torch.Tensor]) -> torch.Tensor:
-        """[len(wanted), width]: the logits that the tokens were drawn from."""
-        return torch.stack([processed.get(i, work[i]) for i in wanted])
 
     def _logprobs(
         self, reported: torch.Tensor, rows: np.ndarray, wanted: list[int], token_ids: np.ndarray
     ) -> LogprobsArrays:
         """Gather for the lines in `wanted`; those with a usual k go together, the others one by one."""
-        reported = reported[:, : self.batch.vocab_size]
         requests = [self.batch.logprobs[int(rows[i])] for i in wanted]
         usual = [at for at, params in enumerate(requests) if _has_usual_k(params)]
         groups = [usual] if usual else []
@@ -225,3 +163,20 @@ class Sampler:
 
 def _has_usual_k(params: SamplingParams) -> bool:
     return params.logprob_token_ids is None and params.logprobs is not None and 0 <= params.logprobs <= _USUAL_K
+
+
+def _apply_bitmask(logits: torch.Tensor, lines: np.ndarray, bitmask: np.ndarray) -> None:
+    masks = _MASK_OF_BYTE[bitmask.view(np.uint8)].reshape(len(lines), -1)[:, : logits.shape[1]]
+    for line, mask in zip(lines.tolist(), torch.from_numpy(masks).to(logits.device), strict=True):
+        logits[line] += mask
+
+
+def _failures(largest: np.ndarray) -> dict[int, str]:
+    """What is wrong with the rows whose largest logit, [n] float32, is not a finite number."""
+    failed = {}
+    for i in np.flatnonzero(~np.isfinite(largest)).tolist():
+        if largest[i] == -np.inf:
+            failed[i] = "no token is left to draw: the request's constraints exclude the whole vocabulary"
+        else:
+            failed[i] = f"the model's logits are not finite (largest: {largest[i]})"
+    return failed

@@ -65,8 +65,8 @@ INLINE float float_at(int32_t place) {
     return x;
 }
 
-INLINE float next_above(float x) { return float_at(place_of(x) + 1); }
-INLINE float next_below(float x) { return float_at(place_of(x) - 1); }
+INLINE float next_above(float x) { return float_at(place_of(x + 0.0f) + 1); }  // the two zeros are one
+INLINE float next_below(float x) { return -next_above(-x); }
 
 // The last float of low..high for which the test holds; it holds for low, and from some float on it no longer does.
 template <class Test>
@@ -153,7 +153,8 @@ public:
 
     INLINE float operator[](int64_t i) const { return x_[i]; }
 
-    int64_t count_from(float value) const { return mass_from<false>(value).count; }
+    // How many entries are not below the value.
+    int64_t count_from(float value) const { return smaller(n, mass_from<false>(value).count); }
 
     // The cut that keeps the k largest entries, k <= n.
     Cut largest(int64_t k) {

@@ -1,9 +1,8 @@
-"""The processors every engine has: allowed tokens, bad words, min_tokens, logit_bias and min_p.
+"""The processors every engine has: allowed tokens, bad words, min_tokens and logit_bias.
 
 Built by `SamplingBatch`. Each keeps state only for the rows that use it, and touches only those.
 """
 
-import math
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,7 +10,6 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
 from ....protocol.config import VllmConfig
 from .interface import AddedRequest, BatchUpdate, LogitsProcessor, MoveDirectionality
@@ -155,27 +153,10 @@ class LogitBiasProcessor(RowStateProcessor[tuple[torch.Tensor, torch.Tensor]]):
             logits[line, token_ids] += biases
 
 
-class MinPProcessor(RowStateProcessor[float]):
-    """Masks tokens less likely than `min_p` times the most likely one. Holds log(min_p) for each row."""
-
-    def is_argmax_invariant(self) -> bool:
-        return True
-
-    def state_of(self, request: AddedRequest) -> float | None:
-        return math.log(request.params.min_p) if request.params.min_p > 0.0 else None
-
-    def apply_to_lines(self, logits: torch.Tensor, line_of: dict[int, int]) -> None:
-        largest = logits.amax(1).tolist() if self.rows else []
-        for line, log_min_p in self._lines(line_of):
-            below = np.nextafter(np.float32(largest[line] + log_min_p), np.float32(_NEG_INF))
-            F.threshold(logits[line], float(below), _NEG_INF, inplace=True)
-
-
 BUILTIN_PROCESSORS: tuple[type[RowStateProcessor[Any]], ...] = (
     AllowedTokensProcessor,
     BadWordsProcessor,
     MinTokensProcessor,
     LogitBiasProcessor,
-    MinPProcessor,
 )
 """In the order in which they are applied."""

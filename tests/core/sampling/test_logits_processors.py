@@ -98,11 +98,12 @@ def test_a_path_that_does_not_lead_to_a_processor_is_an_error_that_names_it(path
 
 def test_the_builtin_processors_implement_the_public_interface() -> None:
     batch = SamplingBatch(vllm_config(VOCAB), 1)
-    assert len(batch.processors) == 5
-    batch.add(0, new_request(SamplingParams(logit_bias={5: 2.0}, min_p=0.5, allowed_token_ids=[5, 6])))
+    assert len(batch.processors) == 4
+    batch.add(0, new_request(SamplingParams(logit_bias={5: 2.0}, allowed_token_ids=[5, 6])))
     batch.update_processors()
     logits = torch.zeros(1, VOCAB)
     for processor in batch.processors:
         assert isinstance(processor, LogitsProcessor)
         logits = processor.apply(logits)
-    assert torch.isfinite(logits).nonzero().tolist() == [[0, 5]]
+    assert torch.isfinite(logits).nonzero().tolist() == [[0, 5], [0, 6]]
+    assert logits[0, 5:7].tolist() == [2.0, 0.0]
