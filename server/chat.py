@@ -77,7 +77,6 @@ def converse(session: ChatSession) -> None:
             except KeyboardInterrupt:
                 print("\nCtrl-D leaves.", file=sys.stderr)
                 continue
-            interruption.requested = False
             if question:
                 _print_answer(session, question, interruption)
 
@@ -89,4 +88,4 @@ def _print_answer(session: ChatSession, question: str, interruption: Interruptio
     except ValueError as error:
         print(f"corespan: {error}", file=sys.stderr)
         return
-    print(" [stopped]" if interruption.requested else "")
+    print(" [stopped]" if interruption.take() else "")

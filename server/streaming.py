@@ -15,7 +15,7 @@ _request_numbers = itertools.count()
 
 
 class Interruption:
-    """While entered, Ctrl-C only sets `requested`; one more before that is cleared raises KeyboardInterrupt."""
+    """While entered, Ctrl-C only sets `requested`; one more before it is taken raises KeyboardInterrupt."""
 
     def __init__(self) -> None:
         self.requested = False
@@ -27,11 +27,18 @@ class Interruption:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         signal.signal(signal.SIGINT, self._previous)
 
+    def take(self) -> bool:
+        """Whether Ctrl-C was pressed since the last time; that one is then done with."""
+        requested, self.requested = self.requested, False
+        return requested
+
     @contextlib.contextmanager
     def raised(self) -> Iterator[None]:
-        """Within, Ctrl-C raises KeyboardInterrupt at once."""
+        """Within, Ctrl-C raises KeyboardInterrupt at once; so does one that came shortly before and was not taken."""
         try:
             signal.signal(signal.SIGINT, signal.default_int_handler)
+            if self.take():
+                raise KeyboardInterrupt
             yield
         finally:
             signal.signal(signal.SIGINT, self._note)

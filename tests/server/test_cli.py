@@ -277,6 +277,23 @@ class TestChat:
         assert len(engine.aborted) == 1
         assert engine.prompts[1] == "<user>a story<assistant>Once ...<user>still there?"
 
+    def test_ctrl_c_in_the_instant_before_the_prompt_appears_counts_at_the_prompt(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        raised, moments = Interruption.raised, [press_ctrl_c, lambda: "", lambda: ""]
+
+        def after_a_moment(interruption: Interruption) -> Any:
+            moments.pop(0)()
+            return raised(interruption)
+
+        monkeypatch.setattr(Interruption, "raised", after_a_moment)
+        monkeypatch.setattr(sys, "stdin", io.StringIO("hello\n"))
+
+        converse(session(ScriptedEngine(["Hi."])))
+
+        captured = capsys.readouterr()
+        assert (captured.out, captured.err) == ("Hi.\n", "\nCtrl-D leaves.\n")
+
     def test_refused_message_does_not_end_the_chat(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
