@@ -144,6 +144,13 @@ def test_the_core_goes_though_a_fork_of_the_program_lives_on(environment):
     program.communicate(timeout=DEADLINE)
 
 
+def test_a_core_out_of_file_descriptors_still_goes_with_the_program(environment):
+    ending = "bridge.call('collective_rpc', 'exhaust_file_descriptors'); import os; os._exit(0)"
+    program, core = start_serving(environment, ending)
+    program.communicate(timeout=DEADLINE)
+    wait_for_end(core)
+
+
 def test_dropping_a_client_ends_its_core(environment):
     code = (
         "from bridge_script import Bridge\n"

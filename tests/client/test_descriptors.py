@@ -1,0 +1,93 @@
+"""An engine that runs goes on where no further file can be opened, in the user's process or in the core's."""
+
+import contextlib
+import os
+import resource
+import signal
+import socket
+
+import pytest
+from bridge import request, tokens_of
+from leftovers import Leftovers
+
+from corespan.protocol.errors import EngineDeadError
+
+
+@contextlib.contextmanager
+def no_descriptor_left():
+    """In this process."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 20, hard))
+    taken = []
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                taken.append(os.open(os.devnull, os.O_RDONLY))
+        yield
+    finally:
+        for descriptor in taken:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def use_everything(bridge):
+    """Requests side by side, one of them aborted, and calls."""
+    requests = [request(f"r{index}", max_tokens=20, seed=index) for index in range(3)]
+    bridge.call("pause_scheduler", "keep", False)
+    for new in [*requests, request("aborted", max_tokens=200)]:
+        bridge.add(new)
+    bridge.abort("aborted")
+    bridge.call("resume_scheduler")
+    tokens, _ = bridge.collect(*(new.request_id for new in requests))
+    assert tokens == {new.request_id: tokens_of(new) for new in requests}
+    assert list(bridge.call("get_request_counts")) == [0, 0]
+
+
+@pytest.mark.parametrize("core_address", [None, "tcp://127.0.0.1"], ids=["unix", "tcp"])
+def test_a_program_out_of_descriptors_goes_on_with_its_engine(make_mp_bridge, core_address):
+    leftovers = Leftovers()
+    bridge = make_mp_bridge(parallel={"core_address": core_address})
+    with no_descriptor_left():
+        use_everything(bridge)
+        bridge.client.shutdown()
+        assert bridge.client.engine_dead
+    assert leftovers.found() == []
+
+
+def test_strangers_who_connect_then_over_tcp_change_nothing(make_mp_bridge):
+    bridge = make_mp_bridge(parallel={"core_address": "tcp://127.0.0.1"})
+    link = bridge.client._supervisor.link
+    ports = [int(ours.LAST_ENDPOINT.rpartition(b":")[2]) for ours in (link._input, link.output_socket)]
+    strangers = [socket.socket() for _ in range(20)]
+    with no_descriptor_left():
+        for index, stranger in enumerate(strangers):
+            stranger.connect(("127.0.0.1", ports[index % 2]))
+        use_everything(bridge)
+    use_everything(bridge)
+    for stranger in strangers:
+        stranger.close()
+
+
+@pytest.mark.parametrize("engine_restart", [0, 1])
+def test_a_core_that_dies_then_is_an_error_and_leaves_nothing(make_mp_bridge, engine_restart):
+    """A new core cannot be started either."""
+    leftovers = Leftovers()
+    bridge = make_mp_bridge(parallel={"engine_restart": engine_restart})
+    (pid,) = bridge.call("collective_rpc", "pid")
+    bridge.call("pause_scheduler", "keep", False)
+    bridge.add(request("unfinished"))
+    with no_descriptor_left():
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(EngineDeadError, match="SIGKILL"):
+            bridge.get_output()
+        bridge.client.shutdown()
+    assert leftovers.found() == []
+
+
+def test_a_core_out_of_descriptors_goes_on_and_leaves_in_order(make_mp_bridge):
+    leftovers = Leftovers()
+    bridge = make_mp_bridge()
+    bridge.call("collective_rpc", "exhaust_file_descriptors")
+    use_everything(bridge)
+    bridge.client.shutdown()
+    assert leftovers.found() == []
