@@ -11,12 +11,14 @@ from ..protocol.errors import EngineDeadError
 from ..protocol.outputs import EngineCoreOutputs
 from ..protocol.requests import EngineCoreRequest
 from .base import SyncEngineCoreClient
+from .cores import limit_torch_threads
 
 
 class InprocClient(SyncEngineCoreClient):
     """`engine_core` is the core itself. A step that fails ends it, as it would end a process."""
 
     def __init__(self, vllm_config: VllmConfig, executor_class: str, log_stats: bool) -> None:
+        limit_torch_threads()
         from ..core.engine_core import EngineCore
 
         self._pending: deque[EngineCoreOutputs] = deque()

@@ -30,6 +30,7 @@ from ..protocol.outputs import (
     HandshakeMessage,
     HandshakeReady,
 )
+from .cores import available_cores
 from .failures import rebuild_exception
 
 logger = logging.getLogger("corespan.client")
@@ -205,17 +206,6 @@ def _is_secret(name: str, text: str) -> bool:
     a password.
     """
     return not _SECRET_WORDS.isdisjoint(name.upper().split("_")) or _URL_WITH_PASSWORD.search(text) is not None
-
-
-def available_cores() -> int:
-    """Cores that this process may use: its affinity, cut down to its control group's quota."""
-    cores = len(os.sched_getaffinity(0))
-    try:
-        with open("/sys/fs/cgroup/cpu.max") as cpu_max:
-            quota, period = cpu_max.read().split()
-    except (OSError, ValueError):
-        return cores
-    return cores if quota == "max" else max(1, min(cores, round(int(quota) / int(period))))
 
 
 def _process_tree(pid: int) -> list[psutil.Process]:

@@ -1,0 +1,85 @@
+"""How many cores a process may use: its affinity and every quota around it; and who decides about torch's threads."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import corespan
+from corespan.client import cores
+
+V1 = "3:cpu,cpuacct:{}\n2:memory:{}"
+V2 = "0::{}"
+
+
+@pytest.fixture
+def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of control groups, still without any, of a process that may run on 8 cores."""
+    monkeypatch.setattr(cores, "_OWN_GROUPS", tmp_path / "own")
+    monkeypatch.setattr(cores, "_GROUPS", tmp_path / "cgroup")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    return tmp_path
+
+
+def write(file: Path, text: str) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text + "\n")
+
+
+def test_without_control_groups_the_affinity_counts(groups: Path) -> None:
+    assert cores.available_cores() == 8
+
+
+@pytest.mark.parametrize(
+    ("quota", "count"), [("max 100000", 8), ("200000 100000", 2), ("50000 100000", 1), ("250000 100000", 2),
+                         ("9900000 100000", 8)]
+)  # fmt: skip
+def test_a_quota_cuts_the_affinity_down(groups: Path, quota: str, count: int) -> None:
+    write(groups / "own", V2.format("/"))
+    write(groups / "cgroup" / "cpu.max", quota)
+    assert cores.available_cores() == count
+
+
+def test_the_least_quota_around_the_process_counts(groups: Path) -> None:
+    write(groups / "own", V2.format("/a.slice/b.service"))
+    write(groups / "cgroup" / "a.slice" / "cpu.max", "300000 100000")
+    write(groups / "cgroup" / "a.slice" / "b.service" / "cpu.max", "max 100000")
+    assert cores.available_cores() == 3
+
+
+def test_groups_of_the_first_version_count_too(groups: Path) -> None:
+    write(groups / "own", V1.format("/docker/4711", "/docker/4711"))
+    write(groups / "cgroup" / "cpu" / "cpu.cfs_quota_us", "-1")
+    write(groups / "cgroup" / "cpu" / "cpu.cfs_period_us", "100000")
+    assert cores.available_cores() == 8
+    write(groups / "cgroup" / "cpu" / "cpu.cfs_quota_us", "400000")
+    assert cores.available_cores() == 4
+
+
+PROGRAM = """
+from corespan.client import cores
+cores.available_cores = lambda: 1
+{before}
+cores.limit_torch_threads()
+import torch
+print(torch.get_num_threads())
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "variable", "threads"),
+    [("", None, 1), ("import torch; torch.set_num_threads(3)", None, 3), ("", "2", 2)],
+    ids=["undecided", "torch loaded before", "OMP_NUM_THREADS"],
+)
+def test_torch_gets_the_cores_there_are_unless_somebody_decided(
+    before: str, variable: str | None, threads: int
+) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(Path(corespan.__file__).parent.parent), *filter(None, sys.path)])
+    if variable is not None:
+        environment["OMP_NUM_THREADS"] = variable
+    program = [sys.executable, "-c", PROGRAM.format(before=before)]
+    finished = subprocess.run(program, env=environment, capture_output=True, text=True, check=True)
+    assert int(finished.stdout) == threads
