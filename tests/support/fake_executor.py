@@ -180,8 +180,8 @@ class FakeExecutor(Executor):
 
 
 class FailingExecutor(FakeExecutor):
-    """Does at start what `hf_config["fake"]["start"]` says: raise, overflow the memory, miss a file, exit, kill or hang.
-    Before, it writes its process's id to the FIFO `report`, if there is one.
+    """Does at start what `hf_config["fake"]["start"]` says: raise, overflow (the memory), miss (a file), exit, kill,
+    hang or crash. Before, it writes its process's id to the FIFO `report`, if there is one.
     """
 
     def __init__(self, vllm_config: VllmConfig) -> None:
