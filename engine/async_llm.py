@@ -40,7 +40,7 @@ logger = logging.getLogger("corespan.engine")
 
 INLINE_PROMPT_LENGTH = 2048
 """Characters, or token ids, up to which a prompt is processed in the event loop: a millisecond or so. Longer ones go
-to a thread, lest they hold up everybody's streams."""
+to a thread, lest they hold up everybody's streams; so do requests with a grammar, whose check may take seconds."""
 
 NUM_PROMPT_THREADS = 4
 
@@ -216,7 +216,8 @@ class AsyncLLM(EngineControls):
         )
         if isinstance(prompt, EngineCoreRequest):
             request = adopt(request_id, prompt)
-            self.input_processor.check_prepared(request)
+            check = functools.partial(self.input_processor.check_prepared, request)
+            await asyncio.get_running_loop().run_in_executor(self._prompt_threads, check)
         elif isinstance(prompt, AsyncIterator):
             if self.vllm_config.parallel_config.engine_restart:
                 raise ValueError("a prompt that comes in pieces cannot move to a new core; use engine_restart=0")
@@ -348,7 +349,8 @@ class AsyncLLM(EngineControls):
             trace_headers,
             priority,
         )
-        if _prompt_length(piece.prompt) <= INLINE_PROMPT_LENGTH:
+        has_grammar = isinstance(params, SamplingParams) and params.structured_outputs is not None
+        if _prompt_length(piece.prompt) <= INLINE_PROMPT_LENGTH and not has_grammar:
             return process()
         return await asyncio.get_running_loop().run_in_executor(self._prompt_threads, process)
 

@@ -154,6 +154,7 @@ class InputProcessor:
         """Fills in what the core works by: the model's end tokens, its room for output, bad words as token ids."""
         if params.max_tokens is None:
             params.max_tokens = self.model_config.max_model_len - num_prompt_tokens
+            params.min_tokens = min(params.min_tokens, params.max_tokens)
         eos_token_id = None if self.tokenizer is None else self.tokenizer.eos_token_id
         params.update_from_generation_config(self._generation_config, eos_token_id)
         params.update_bad_words(self.tokenizer, self.model_config.vocab_size)

@@ -1,7 +1,7 @@
 """`LLMEngine`: requests in, outputs out, one `step()` at a time, for callers that may block. `LLM` is built on it."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..client.base import EngineCoreClient, PauseMode, SyncEngineCoreClient
@@ -140,8 +140,10 @@ class LLMEngine(EngineControls):
         self._add(request, prompt_text)
         return request.request_id
 
-    def abort_request(self, request_ids: Sequence[str], internal: bool = False) -> None:
+    def abort_request(self, request_ids: str | Iterable[str], internal: bool = False) -> None:
         """Ends requests without further output. Ids are the caller's, or internal ones; unknown ids are ignored."""
+        if isinstance(request_ids, str):
+            request_ids = (request_ids,)
         iteration_stats = IterationStats() if self.log_stats else None
         self.engine_core.abort_requests(self.output_processor.abort_requests(request_ids, internal, iteration_stats))
         if self.logger_manager is not None:

@@ -318,7 +318,11 @@ def _checked_ids(value: Any) -> list[int]:
 
 
 def _is_int(value: object) -> bool:
-    return not isinstance(value, (bool, np.bool_)) and hasattr(value, "__index__")
+    try:
+        operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        return False
+    return not isinstance(value, (bool, np.bool_))
 
 
 def _kind(value: object) -> str:

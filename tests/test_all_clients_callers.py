@@ -130,6 +130,55 @@ def test_params_made_wrong_after_their_construction_are_refused_at_the_caller(
     beside_a_neighbour(send)
 
 
+def test_lengths_past_what_the_model_takes_are_cut_to_it(runner: Any) -> None:
+    for lengths in (
+        {"max_tokens": 2**62},
+        {"max_tokens": None},
+        {"max_tokens": None, "min_tokens": 10_000},
+        {"max_tokens": 2**62, "min_tokens": 2**62},
+    ):
+        (output,) = runner.generate([[5] * 500], SamplingParams(temperature=0, ignore_eos=True, **lengths))
+        assert (len(output.outputs[0].token_ids), output.outputs[0].finish_reason) == (12, "length")
+
+
+def test_a_single_id_may_be_aborted_as_it_is(runner: Any) -> None:
+    for given in ("one", ["one"], ("one",)):
+        arguments = {"request_id": "one", "prompt": PROMPTS[0], "params": greedy(400)}
+        if runner.kind == "async_mp":
+            runner.call("add_request", **arguments)
+            runner.call("abort", given)
+        else:
+            runner.llm.llm_engine.add_request(**arguments)
+            runner.llm.llm_engine.abort_request(given)
+        assert runner.is_idle()
+
+
+def test_enqueued_prompts_are_answered_in_order_whatever_is_generated_in_between(runner: Any) -> None:
+    if runner.kind == "async_mp":
+        pytest.skip("AsyncLLM has no queue of its own")
+    expected = tokens(runner.generate(PROMPTS, greedy()))
+
+    runner.llm.enqueue(PROMPTS[:2], greedy(), use_tqdm=False)
+    between = runner.generate([PROMPTS[1]], greedy(30))
+    runner.llm.enqueue(PROMPTS[2], greedy(), use_tqdm=False)
+    outputs = runner.llm.wait_for_completion(use_tqdm=False)
+
+    assert tokens(outputs) == expected
+    assert tokens(between)[0][:8] == expected[1]
+    assert [int(output.request_id) for output in outputs] == sorted(int(output.request_id) for output in outputs)
+    assert runner.llm.wait_for_completion(use_tqdm=False) == []
+
+
+def test_prompts_rendered_beforehand_are_generated_from_as_they_are(runner: Any) -> None:
+    rendered = runner.engine.renderer.render_cmpl([PROMPTS[0], {"prompt_token_ids": [5, 6, 7], "cache_salt": "s"}])
+
+    outputs = runner.generate(rendered, greedy())
+
+    assert [output.prompt_token_ids for output in outputs] == [each["prompt_token_ids"] for each in rendered]
+    assert [output.prompt for output in outputs] == [PROMPTS[0], None]
+    assert tokens(outputs) == tokens(runner.generate([PROMPTS[0], [5, 6, 7]], greedy()))
+
+
 def test_a_prompt_without_tokens_is_refused_whatever_made_it_empty(make_runner: Any, tmp_path: Path) -> None:
     write_tokenizer(tmp_path, add_bos=False)
     runner = make_runner(tokenizer=str(tmp_path))

@@ -64,7 +64,16 @@ def grammar_text(params: StructuredOutputsParams, tokenizer: "llguidance.LLToken
 
 
 def check_grammar(params: StructuredOutputsParams) -> None:
-    """Raise VLLMValidationError unless the constraint is well formed, supported, and some text begins to meet it."""
+    """Raise VLLMValidationError unless the constraint is well formed, supported, and some text begins to meet it.
+
+    What was found sound lately is not looked at again.
+    """
+    _check_encoded(msgspec.msgpack.encode(params))
+
+
+@functools.lru_cache(maxsize=128)
+def _check_encoded(encoded_params: bytes) -> None:
+    params = msgspec.msgpack.decode(encoded_params, type=StructuredOutputsParams)
     grammar = grammar_text(params)
     is_error, messages = with_deep_stack(lambda: llguidance.LLMatcher.validate_grammar_with_warnings(grammar))
     if is_error:

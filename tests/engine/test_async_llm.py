@@ -21,6 +21,7 @@ from corespan import (
     RequestOutput,
     RequestOutputKind,
     SamplingParams,
+    StructuredOutputsParams,
 )
 from corespan.engine.async_llm import INLINE_PROMPT_LENGTH
 from corespan.engine.metrics.loggers import StatLoggerBase
@@ -183,6 +184,30 @@ async def test_tokenising_a_long_prompt_holds_nobody_up(engine: AsyncLLM, monkey
     release.set()
     assert (await long)[-1].outputs[0].token_ids == meanwhile[-1].outputs[0].token_ids
     assert meanwhile[-1].outputs[0].token_ids == expected[-1].outputs[0].token_ids
+
+
+async def test_checking_a_grammar_holds_nobody_up(engine: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    from corespan.core.structured_output import grammar
+
+    release, entered = threading.Event(), threading.Event()
+
+    def blocking_check(*_: Any) -> str:
+        entered.set()
+        assert release.wait(60)
+        return grammar_text(StructuredOutputsParams(regex="slowly"))
+
+    grammar_text = grammar.grammar_text
+    monkeypatch.setattr(grammar, "grammar_text", blocking_check)
+    constrained = SamplingParams(max_tokens=20, structured_outputs=StructuredOutputsParams(regex="slowly"))
+    slow = asyncio.create_task(collect(engine, "slow", constrained))
+    while not entered.is_set():
+        await asyncio.sleep(0)
+
+    await collect(engine, "meanwhile", greedy())
+
+    assert not slow.done()
+    release.set()
+    assert (await slow)[-1].outputs[0].text == "slowly"
 
 
 async def test_a_request_cancelled_while_its_prompt_is_tokenised_is_never_sent(

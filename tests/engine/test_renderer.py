@@ -37,14 +37,16 @@ def embeds_renderer(tokenizer: Tokenizer) -> Renderer:
     return Renderer(make_config(enable_prompt_embeds=True).model_config, tokenizer)
 
 
-def test_a_batch_is_told_from_a_token_prompt_by_its_first_element() -> None:
+def test_a_batch_is_told_from_a_token_prompt_by_its_first_element(renderer: Renderer) -> None:
     assert to_prompt_list("text") == ["text"]
     assert to_prompt_list({"prompt": "text"}) == [{"prompt": "text"}]
     assert to_prompt_list([1, 2]) == [[1, 2]]
     assert to_prompt_list([[1, 2], "text", {"prompt": "x"}]) == [[1, 2], "text", {"prompt": "x"}]
     assert to_prompt_list(("a", "b")) == ["a", "b"]
     assert to_prompt_list([]) == []
-    for wrong in (None, 5, b"bytes", {"a"}):
+    with pytest.raises(TypeError, match="a prompt is .* got ndarray"):
+        renderer.render_cmpl(to_prompt_list([np.array([1, 2])]))
+    for wrong in (None, 5, b"bytes", {"a"}, np.array([1, 2])):
         with pytest.raises(TypeError, match="prompts must be"):
             to_prompt_list(wrong)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from corespan.core.structured_output import grammar
 from corespan.core.structured_output.grammar import MAX_REFERENCES, MAX_RULES, check_grammar, grammar_text
 from corespan.engine.structured_output_check import validate_structured_outputs
 from corespan.protocol.errors import VLLMValidationError
@@ -169,6 +170,14 @@ def test_checking_twice_gives_the_same_answer() -> None:
     params = StructuredOutputsParams(regex="[ab]+")
     check_grammar(params)
     check_grammar(params)
+
+
+def test_a_sound_constraint_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_grammar(StructuredOutputsParams(regex="checked[0-9]once"))
+    monkeypatch.setattr(grammar, "grammar_text", None)
+    check_grammar(StructuredOutputsParams(regex="checked[0-9]once"))
+    with pytest.raises(TypeError):
+        check_grammar(StructuredOutputsParams(regex="checked[0-9]twice"))
 
 
 def test_the_check_loads_no_torch() -> None:
