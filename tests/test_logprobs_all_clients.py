@@ -270,3 +270,27 @@ def test_tokens_inside_a_character_are_empty_and_the_last_of_them_is_the_charact
         decoded = [entry[token].decoded_token for entry, token in zip(logprobs, ids, strict=True)]
         assert "".join(decoded) == text
         assert [part == "" for part in decoded] == [decode(ids[: at + 1]).endswith("\ufffd") for at in range(len(ids))]
+
+
+def test_prompt_logprobs_come_with_every_number_of_children(
+    runner: Any, reference: Any, decode: Callable[[list[int]], str]
+) -> None:
+    params = SamplingParams(n=2, seed=1, max_tokens=3, prompt_logprobs=1)
+    for kind in RequestOutputKind:
+        params.output_kind = kind
+        outputs = runner.stream({"prompt_token_ids": PROMPT}, params)
+        first = next(output for output in outputs if output.prompt_logprobs)
+        check_prompt_logprobs(first, reference.logprobs(PROMPT), decode)
+
+
+def test_named_tokens_are_reported_in_place_of_the_likeliest(runner: Any, reference: Any) -> None:
+    named = [7, 300, 5]
+    params = SamplingParams(seed=1, max_tokens=4, ignore_eos=True, logprob_token_ids=named)
+
+    (output,) = runner.generate({"prompt_token_ids": PROMPT}, params)
+
+    answer = output.outputs[0]
+    distribution = reference.logprobs([*PROMPT, *answer.token_ids])[len(PROMPT) - 1 :]
+    for row, token, entry in zip(distribution, answer.token_ids, answer.logprobs, strict=False):
+        assert list(entry) == list(dict.fromkeys([token, *named]))
+        assert [each.logprob for each in entry.values()] == pytest.approx(row[list(entry)].tolist(), abs=TOLERANCE)
