@@ -36,6 +36,10 @@ class AttachedCore:
         """Not known here."""
         return False
 
+    def was_killed(self) -> bool:
+        """Not known here."""
+        return False
+
     def cause_of_death(self) -> str:
         return f"process {self._pid} has ended; the client that started it knows more"
 

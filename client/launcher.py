@@ -135,6 +135,11 @@ class CoreProcess:
         self._wait_for_exit_status()
         return self._last_words is not None or self._process.returncode == 0
 
+    def was_killed(self) -> bool:
+        """Whether the process, which is at its end, left by SIGKILL and not of itself. Waits for its exit."""
+        self._wait_for_exit_status()
+        return self._last_words is None and self._process.returncode == -signal.SIGKILL
+
     def cause_of_death(self) -> str:
         """What the core said last, or how its process ended and where its threads stood. Waits for its exit."""
         if self._last_words is not None:

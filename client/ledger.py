@@ -24,15 +24,19 @@ class Entry:
 
     @property
     def suspicious(self) -> bool:
+        """Whether the present core may be about to die of it."""
         return self.sent and self.progress < PROGRESS
 
 
 class Ledger:
     """The unfinished requests of one client, in order of arrival. Not thread-safe.
 
-    After a death, the requests that had made progress go to the new core at once. Those that can have been running but
-    had made none are suspects: when all others have made progress again, they are tried one by one, and everything else
-    waits so long. If the core dies of a request on trial, or twice of one that was alone, that request is given up.
+    A core that has crashed may have died of any request that was running. These suspects go to the new core one by one,
+    each when all before it have made progress there, and first those that had made progress before. If it dies again,
+    the one on trial is given up. What was not running waits until nobody is suspected any more.
+
+    A core that was killed by SIGKILL more likely died of something outside. Then those that had made progress are not
+    suspected, if there were several, and go on at once.
     """
 
     def __init__(self, max_num_seqs: int | None) -> None:
@@ -42,7 +46,6 @@ class Ledger:
         self._innocent: list[Entry] = []
         self._suspects: deque[Entry] = deque()
         self._on_trial: Entry | None = None
-        self._alone_at_death: Entry | None = None
 
     @property
     def num_held(self) -> int:
@@ -79,28 +82,25 @@ class Ledger:
             due = [self._on_trial] if self._on_trial else [entry for entry in self._entries.values() if not entry.sent]
         return [_send(entry) for entry in due]
 
-    def bury(self, halted: bool = False) -> list[EngineCoreRequest]:
+    def bury(self, halted: bool = False, killed: bool = False) -> list[EngineCoreRequest]:
         """The core has died; from now on `take_due` is about its successor. Returns the requests given up.
 
-        `halted`: nothing was running, so it died of no request; who was on trial before still is.
+        `halted`: nothing was running, so it died of no request; who was on trial before still is. `killed`: by SIGKILL.
         """
-        suspects = [entry for entry in self._possibly_running() if entry.suspicious]
-        if halted:
-            suspects = [entry for entry in suspects if entry is self._on_trial]
         sent = [entry for entry in self._entries.values() if entry.sent]
-        alone = sent[0] if len(sent) == 1 and not halted else None
-        guilty = alone if alone in suspects and alone is self._alone_at_death else self._on_trial
-        given_up = []
-        if guilty in suspects and not halted:
-            suspects.remove(guilty)
-            given_up.append(guilty.request)
-            self.discard([guilty.request.request_id])
-        self._alone_at_death = alone
-        self._innocent = [entry for entry in sent if entry not in suspects and (halted or not entry.suspicious)]
-        self._suspects = deque([*suspects, *(entry for entry in self._suspects if entry not in suspects)])
+        tried = [self._on_trial] if self._on_trial is not None and self._trial_runs() else []
+        suspects = [] if halted else [entry for entry in self._possibly_running() if entry.sent and entry not in tried]
+        if killed and len(sent) > 1:
+            suspects = [entry for entry in suspects if entry.suspicious]
+        suspects.sort(key=lambda entry: entry.suspicious)
+        unsuspected = [entry for entry in sent if halted or not entry.suspicious]
+        self._innocent = [entry for entry in unsuspected if entry not in suspects and entry not in tried]
+        self._suspects = deque([*(tried if halted else ()), *suspects, *self._suspects])
         self._on_trial = None
-        for entry in self._entries.values():
+        for entry in sent:
             entry.sent, entry.progress = False, 0
+        given_up = [] if halted else [entry.request for entry in tried]
+        self.discard(request.request_id for request in given_up)
         return given_up
 
     def _trial_runs(self) -> bool:

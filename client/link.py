@@ -63,6 +63,7 @@ class CoreLink:
         that is none of this machine or is to serve several clients.
         """
         self.dead_cause: str | None = None
+        self.was_killed = False  # by SIGKILL, not by us
         self.released = False  # the sockets are closed
         self._closing = False
         self._close_lock = threading.Lock()
@@ -212,6 +213,7 @@ class CoreLink:
         if self._closing:
             self.dead_cause = SHUT_DOWN
         else:
+            self.was_killed = cause is None and self.process.was_killed()
             self.dead_cause = cause or self.process.cause_of_death()
             self.process.kill()
             self._remove_socket_dir()

@@ -132,11 +132,12 @@ class Supervisor:
         """What comes while the core is dead waits for its successor."""
         if not self._limit or self.link.check_death():
             return
-        for request in self._ledger.take_due():
-            try:
-                self.link.send(EngineCoreRequestType.ADD, request)
-            except EngineDeadError:
-                return
+        while due := self._ledger.take_due():
+            for request in due:
+                try:
+                    self.link.send(EngineCoreRequestType.ADD, request)
+                except EngineDeadError:
+                    return
 
     def revive(self) -> EngineCoreOutputs:
         """Puts a new core in the place of the dead one, and hands it all that is unfinished. Blocks meanwhile.
@@ -150,7 +151,7 @@ class Supervisor:
             self._reviving = True
             try:
                 dead, link = self.link, self._start_again()
-                given_up = self._install(link)
+                given_up = self._install(link, dead.was_killed)
             finally:
                 self._reviving = False
             dead.release()
@@ -171,12 +172,12 @@ class Supervisor:
             timestamp=time.monotonic(),
         )
 
-    def _install(self, link: CoreLink) -> list[EngineCoreRequest]:
-        """Brings a new core to where the dead one was. Returns the requests that are given up."""
+    def _install(self, link: CoreLink, killed: bool) -> list[EngineCoreRequest]:
+        """Brings a new core to where the dead one was, which SIGKILL may have ended. Returns the requests given up."""
         with self._lock:
             self.link = link
             self._calls.clear()
-            given_up = self._ledger.bury(halted=bool(self._halt))
+            given_up = self._ledger.bury(halted=bool(self._halt), killed=killed)
             with contextlib.suppress(EngineDeadError):  # then the next one is told the same
                 for method, args in self._halt.calls():
                     link.send(EngineCoreRequestType.UTILITY, UtilityRequest(0, OWN_CALL_ID, method, args))

@@ -15,8 +15,8 @@ def due(ledger):
     return {new.request_id: new.output_token_ids for new in ledger.take_due()}
 
 
-def bury(ledger, halted=False):
-    return [given_up.request_id for given_up in ledger.bury(halted)]
+def bury(ledger, **how):
+    return [given_up.request_id for given_up in ledger.bury(**how)]
 
 
 def receive(ledger, request_id, *tokens, finished=False):
@@ -123,4 +123,36 @@ def test_requests_that_cannot_have_been_running_are_not_suspected():
     receive(ledger, "running", 1, 2)
     ledger.bury()
     assert due(ledger) == {"running": [1, 2]}
+    assert due(ledger) == {}
+    receive(ledger, "running", 3, 4)
     assert due(ledger) == {"queued": [], "queued too": []}
+
+
+def test_a_request_that_crashes_late_is_given_up_at_the_second_death():
+    ledger = Ledger(None)
+    add(ledger, "fresh", "a", "killer", "b")
+    due(ledger)
+    for name in ("a", "killer", "b"):
+        receive(ledger, name, 1, 2, 3)
+    assert bury(ledger) == []
+    assert due(ledger) == {"a": [1, 2, 3]}
+    receive(ledger, "a", 4, 5)
+    assert due(ledger) == {"killer": [1, 2, 3]}
+    assert bury(ledger) == ["killer"]
+    assert due(ledger) == {"a": [1, 2, 3, 4, 5]}
+    receive(ledger, "a", 6, 7)
+    assert due(ledger) == {"b": [1, 2, 3]}
+    receive(ledger, "b", 4, 5)
+    assert due(ledger) == {"fresh": []}
+
+
+def test_after_a_kill_those_with_progress_go_on_at_once():
+    ledger = Ledger(None)
+    add(ledger, "a", "fresh", "b")
+    due(ledger)
+    for name in ("a", "b"):
+        receive(ledger, name, 1, 2, 3)
+    assert bury(ledger, killed=True) == []
+    assert due(ledger) == {"a": [1, 2, 3], "b": [1, 2, 3]}
+    assert due(ledger) == {}
+    assert bury(ledger, killed=True) == []

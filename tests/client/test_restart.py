@@ -7,7 +7,7 @@ import threading
 
 import pytest
 from bridge import DEADLINE, request, tokens_of
-from fake_executor import KILL, RAISE
+from fake_executor import KILL, RAISE, RAISE_LATER
 from leftovers import Leftovers
 
 from corespan.protocol.errors import EngineDeadError
@@ -70,11 +70,11 @@ def test_many_kills_among_two_hundred_requests_show_in_no_token(make_mp_bridge):
     assert tokens == {new.request_id: tokens_of(new) for new in requests}
 
 
-@pytest.mark.parametrize("trigger", [KILL, RAISE])
+@pytest.mark.parametrize("trigger", [KILL, RAISE, RAISE_LATER])
 def test_a_request_that_kills_twice_is_given_up_and_the_others_finish(make_mp_bridge, trigger):
     bridge = restarting(make_mp_bridge)
     requests = [request(f"r{index}", max_tokens=50, seed=index) for index in range(5)]
-    for new in [*requests[:3], request("killer", [1, trigger]), *requests[3:]]:
+    for new in [*requests[:3], request("killer", [1, trigger], max_tokens=50), *requests[3:]]:
         bridge.add(new)
     tokens, reasons = bridge.collect("killer", *(new.request_id for new in requests))
     assert reasons.pop("killer") is FinishReason.ERROR

@@ -16,6 +16,7 @@ class FakeLink:
 
     def __init__(self):
         self.dead_cause = None
+        self.was_killed = False
         self.closed = False
 
     def check_death(self):

@@ -24,7 +24,8 @@ from corespan.protocol.config import VllmConfig
 from corespan.protocol.outputs import LogprobsArrays
 
 VOCAB_SIZE = 1000
-RAISE, EXIT, KILL, SEGFAULT, HANG, FAIL_REQUEST, OUT_OF_MEMORY = range(990, 997)  # prompt tokens
+RAISE, EXIT, KILL, SEGFAULT, HANG, FAIL_REQUEST, OUT_OF_MEMORY, RAISE_LATER = range(990, 998)  # prompt tokens
+LATER = 20  # tokens, prompt included
 FIRST_TRIGGER = RAISE
 
 
@@ -174,6 +175,8 @@ class FakeExecutor(Executor):
         seed, tokens, computed = self.requests[request_id]
         if computed + num_scheduled < len(tokens):
             return None
+        if RAISE_LATER in tokens and len(tokens) >= LATER:
+            raise RuntimeError("told to raise in a later step")
         token = next_token(seed, len(tokens))
         tokens.append(token)
         return token
