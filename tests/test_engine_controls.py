@@ -233,6 +233,20 @@ def test_the_tasks_are_known_and_the_cache_can_be_emptied(face: Face) -> None:
     assert face.call("reset_prefix_cache", reset_running_requests=True) is True
 
 
+def mapped_files(worker: Any) -> list[str]:
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return [line.split(maxsplit=5)[5] for line in lines if len(line.split(maxsplit=5)) == 6]
+
+
+@FEW_FACES
+def test_no_memory_is_shared_that_could_be_left_behind(face: Face) -> None:
+    (mapped,) = face.call("collective_rpc", mapped_files)
+    names = ("/dev/shm", "/SYSV", "/memfd")
+    assert mapped
+    files = [name for name in mapped + mapped_files(None) if not name.endswith(" (deleted)")]
+    assert [name for name in files if name.startswith(names)] == []
+
+
 @FEW_FACES
 def test_draining_brings_everything_to_its_end_and_keeps_the_outputs(face: Face) -> None:
     params = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)

@@ -2,11 +2,13 @@
 
 import ast
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 SUPPORT = str(Path(__file__).parent / "support")
@@ -42,6 +44,53 @@ PROGRAMS = {
         "        print(pool.apply(generate, [folder]))\n"
     ),
 }
+
+
+STREAMING = """
+import asyncio, sys
+from clients import SMALL_ENGINE
+from corespan import AsyncEngineArgs, AsyncLLM, SamplingParams
+
+async def main():
+    engine = AsyncLLM.from_engine_args(AsyncEngineArgs(sys.argv[1], **SMALL_ENGINE))
+    params = SamplingParams(max_tokens=400, ignore_eos=True)
+    stream = engine.generate("Once upon a time", params, "only")
+    await anext(stream)
+    await engine.pause_generation("keep")
+    print(engine.engine_core._supervisor.link.addresses.core_pid, flush=True)
+    async for _ in stream:
+        pass
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_signal_to_a_program_that_streams_ends_it_and_its_core(
+    tiny_llama_dir: str, tmp_path: Path, sent: signal.Signals
+) -> None:
+    sockets = tmp_path / "s"
+    sockets.mkdir()
+    path = os.pathsep.join(filter(None, [SUPPORT, os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "PYTHONPATH": path, "VLLM_RPC_BASE_PATH": str(sockets)}
+    program = subprocess.Popen(
+        [sys.executable, "-c", STREAMING, tiny_llama_dir],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert program.stdout is not None
+    core = psutil.Process(int(program.stdout.readline()))
+
+    os.killpg(program.pid, sent)
+
+    _, errors = program.communicate(timeout=60)
+    assert program.returncode == -sent, errors
+    psutil.wait_procs([core], timeout=60)
+    assert not core.is_running()
+    assert list(sockets.iterdir()) == []
 
 
 @pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)

@@ -145,6 +145,42 @@ def test_sigterm_to_the_core_alone_ends_requests_in_order(make_mp_bridge, leftov
     assert leftovers.found() == []
 
 
+def test_sigterm_to_the_core_alone_leaves_requests_the_time_configured(make_mp_bridge):
+    bridge = make_mp_bridge(step_seconds=0.001, parallel={"shutdown_timeout": DEADLINE})
+    pid = core_pid(bridge)
+    long = request("long", max_tokens=200)
+    bridge.add(long)
+    assert sum(bridge.call("get_request_counts")) == 1
+    os.kill(pid, signal.SIGTERM)
+    assert bridge.collect("long") == ({"long": tokens_of(long)}, {"long": FinishReason.LENGTH})
+    with pytest.raises(EngineDeadError, match="told to leave"):
+        while True:
+            assert bridge.get_output().outputs == []
+
+
+def test_every_call_that_is_pending_at_the_death_fails(make_mp_bridge):
+    bridge = make_mp_bridge()
+    pid = core_pid(bridge)
+    assert bridge.call("is_sleeping") is False
+    bridge.add(request("hangs", [1, HANG]))
+    errors, begun = [], threading.Barrier(7)
+
+    def call():
+        begun.wait(DEADLINE)
+        with pytest.raises(EngineDeadError, match="SIGKILL") as caught:
+            bridge.call("is_sleeping")
+        errors.append(caught.value)
+
+    callers = [threading.Thread(target=call) for _ in range(6)]
+    for caller in callers:
+        caller.start()
+    begun.wait(DEADLINE)
+    os.kill(pid, signal.SIGKILL)
+    for caller in callers:
+        caller.join(DEADLINE)
+    assert len(errors) == 6
+
+
 def test_several_engines_live_and_die_apart(make_mp_bridge):
     first, second = make_mp_bridge(), make_mp_bridge()
     first.add(request("fatal", [1, KILL]))

@@ -42,6 +42,14 @@ def test_a_shutdown_drains_what_is_in_flight_or_aborts_it(make_mp_bridge, timeou
             assert bridge.get_output().outputs == []
 
 
+def test_without_a_timeout_the_configured_one_holds(make_mp_bridge):
+    bridge = make_mp_bridge(step_seconds=0.001, parallel={"shutdown_timeout": DEADLINE})
+    long = request("long", max_tokens=200)
+    bridge.add(long)
+    bridge.client.shutdown()
+    assert bridge.collect("long") == ({"long": tokens_of(long)}, {"long": FinishReason.LENGTH})
+
+
 def test_a_shutdown_wakes_a_thread_that_waits(make_mp_bridge):
     bridge = make_mp_bridge()
     bridge.call("is_sleeping")
