@@ -290,7 +290,13 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, repr_omit_defaults=True
 
     def clone(self) -> "SamplingParams":
         """A copy that shares nothing mutable, or, with `skip_clone`, a shallow one."""
-        return copy.copy(self) if self.skip_clone else copy.deepcopy(self)
+        clone = copy.copy(self)
+        if not self.skip_clone:
+            for name in self.__struct_fields__:
+                value = getattr(self, name)
+                if value is not None and not isinstance(value, (int, float, str)):
+                    setattr(clone, name, copy.deepcopy(value))
+        return clone
 
     def update_from_generation_config(self, generation_config: Mapping[str, Any], eos_token_id: int | None) -> None:
         """Take over the model's end tokens: `eos_token_id` is the tokenizer's, the config may list more.
@@ -325,10 +331,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, repr_omit_defaults=True
             spaced = tokenizer.encode(" " + word.lstrip(), add_special_tokens=False)
             if not bare:
                 reject("bad_words", word, "text that the tokenizer encodes to at least one token")
-            variants = [bare]
-            if len(spaced) == len(bare) and spaced[0] != bare[0]:
-                variants.append(spaced)
-            for token_ids in variants:
+            for token_ids in (bare, spaced) if spaced != bare else (bare,):
                 if vocab_size is not None:
                     below_vocab("bad_words", token_ids, vocab_size)
                 self._bad_words_token_ids.append(list(token_ids))

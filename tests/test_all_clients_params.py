@@ -203,6 +203,57 @@ def test_without_detokenisation_there_are_tokens_and_no_text(runner: Any, detoke
     )
 
 
+def test_allowed_tokens_are_the_only_ones_and_bad_words_do_not_appear(runner: Any) -> None:
+    allowed, *_ = tokens(runner.generate(PROMPTS[1], SamplingParams(seed=1, max_tokens=30, allowed_token_ids=[60, 70])))
+    assert set(allowed) == {60, 70}
+
+    tokenizer = runner.engine.get_tokenizer()
+    (plain,) = tokens(runner.generate(PROMPTS[1], greedy(30)))
+    words = {tokenizer.decode([token]): token for token in plain}
+    banned = {word: token for word, token in words.items() if tokenizer.encode(word, False) == [token]}
+    (without,) = tokens(runner.generate(PROMPTS[1], greedy(30, bad_words=list(banned))))
+    assert banned and not set(banned.values()) & set(without)
+
+
+def test_filters_that_leave_one_token_are_greedy_and_wider_ones_are_not(runner: Any) -> None:
+    expected = tokens(runner.generate(PROMPTS[1], greedy(8)))
+
+    def drawn(**fields: Any) -> list[list[int]]:
+        return tokens(runner.generate(PROMPTS[1], SamplingParams(seed=3, max_tokens=8, ignore_eos=True, **fields)))
+
+    assert drawn(top_k=1) == drawn(min_p=1.0) == drawn(top_p=1e-9) == drawn(temperature=1e-4) == expected
+    assert drawn() == drawn(top_k=-1) == drawn(top_k=0) == drawn(top_p=1.0) == drawn(min_p=0.0) != expected
+
+
+@pytest.mark.parametrize("penalty", [{"frequency_penalty": 2.0}, {"repetition_penalty": 2.0}], ids=str)
+def test_a_penalised_token_makes_way_for_the_next_best(runner: Any, penalty: dict[str, float]) -> None:
+    """The biases lift two tokens over all others."""
+    biased = {"logit_bias": {60: 100.0, 70: 100.0}}
+
+    def used(**fields: Any) -> set[int]:
+        return set(tokens(runner.generate("y", greedy(40, **biased, **fields)))[0])
+
+    assert len(used(allowed_token_ids=[60])) == 1
+    assert used(**penalty) == {60, 70}
+
+
+@pytest.mark.parametrize("spaces", [True, False])
+def test_special_tokens_show_only_when_they_are_not_skipped(runner: Any, spaces: bool) -> None:
+    def text(**fields: Any) -> str:
+        forced = greedy(2, logit_bias={2: 100.0}, spaces_between_special_tokens=spaces, **fields)
+        return str(runner.generate(PROMPTS[0], forced)[0].outputs[0].text)
+
+    assert text() == ""
+    assert text(skip_special_tokens=False) == "<|im_start|><|im_start|>"
+
+
+def test_named_tokens_are_reported_beside_the_chosen_one(runner: Any) -> None:
+    (output,) = runner.generate(PROMPTS[0], greedy(3, logprob_token_ids=[7, 9]))
+
+    chosen = output.outputs[0].token_ids
+    assert [set(entry) for entry in output.outputs[0].logprobs] == [{token, 7, 9} for token in chosen]
+
+
 def test_truncated_prompts_keep_their_end(runner: Any) -> None:
     ids = list(range(5, 105))
 

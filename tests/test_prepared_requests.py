@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from corespan import SamplingParams
+from corespan.engine import prepared_requests
 from corespan.protocol.requests import EngineCoreRequest
 
 GREEDY = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
@@ -74,6 +75,18 @@ def test_a_malformed_rendered_prompt_is_refused_and_the_engine_goes_on(
 
     assert embeds_runner.is_idle()
     assert len(embeds_runner.generate("Once", GREEDY)[0].outputs[0].token_ids) == 4
+
+
+def test_a_prepared_request_is_warned_of_once_and_keeps_its_id(runner: Any, caplog: pytest.LogCaptureFixture) -> None:
+    prepared_requests._warn_once.cache_clear()
+
+    for _ in range(2):
+        outputs = runner.stream(prepared(priority=3, trace_headers={"a": "b"}), GREEDY, request_id="another")
+        assert outputs[-1].request_id == "own"
+
+    messages = [record.getMessage() for record in caplog.records]
+    assert sum("was handed an EngineCoreRequest" in message for message in messages) == 1
+    assert sum("own id 'own' wins over 'another'" in message for message in messages) == 2
 
 
 def test_a_core_handed_bad_tokens_fails_that_request_alone(make_llm: Any) -> None:

@@ -411,19 +411,22 @@ def test_ignore_eos_ignores_every_end_token_but_not_the_users_own() -> None:
 
 
 class LetterTokenizer:
-    """One id per character; a word behind a space has other ids than at the start. "~" encodes to nothing."""
+    """One id per character; a word behind a space has other ids than at the start, and "xy" only one there. "~" encodes
+    to nothing."""
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         assert not add_special_tokens
+        if text == " xy":
+            return [700]
         if text.startswith(" ") and len(text) > 1:
             return [500 + ord(text[1]), *map(ord, text[2:])]
         return [ord(letter) for letter in text if letter != "~"]
 
 
 def test_bad_words_are_banned_at_the_start_and_behind_a_space() -> None:
-    params = SamplingParams(bad_words=["ab", " c"])
+    params = SamplingParams(bad_words=["ab", " c", "xy"])
     params.update_bad_words(LetterTokenizer(), VOCAB)
-    expected = [[97, 98], [597, 98], [99], [599]]
+    expected = [[97, 98], [597, 98], [99], [599], [120, 121], [700]]
     assert params.bad_words_token_ids == expected
     params.update_bad_words(LetterTokenizer(), VOCAB)
     assert params.bad_words_token_ids == expected
