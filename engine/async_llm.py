@@ -178,7 +178,10 @@ class AsyncLLM(EngineControls):
         finished = False
         try:
             while not finished:
-                output = collector.get_nowait() or await collector.get()
+                output = collector.get_nowait()
+                if output is None:
+                    await collector.arrival()
+                    continue
                 finished = output.finished
                 yield output
         except PromptStreamError as error:

@@ -32,17 +32,24 @@ class RequestOutputCollector:
         """Never blocks. An exception takes the place of what was there, and nothing takes an exception's."""
         if self._slot is None or isinstance(output, Exception):
             self._slot = output
-            if self._waiter is not None and not self._waiter.done():
-                self._waiter.set_result(None)
+            waiter = self._waiter
+            if waiter is not None:
+                self._waiter = None
+                if not waiter.done():
+                    waiter.set_result(None)
         elif isinstance(self._slot, RequestOutput):
             self._slot.add(output, aggregate=self._aggregate)
 
     async def get(self) -> RequestOutput:
         """The next output, waiting for one. Raises the exception that was put."""
         while (output := self.get_nowait()) is None:
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
+            await self.arrival()
         return output
+
+    def arrival(self) -> asyncio.Future[None]:
+        """Done when something is put."""
+        self._waiter = asyncio.get_running_loop().create_future()
+        return self._waiter
 
     def get_nowait(self) -> RequestOutput | None:
         output, self._slot = self._slot, None
