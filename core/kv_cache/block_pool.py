@@ -163,7 +163,11 @@ class BlockPool:
             block.ref_cnt += 1
 
     def free(self, blocks: Sequence[KVCacheBlock]) -> None:
-        """One request gives these blocks up, in the order in which they should be evicted."""
+        """One request gives these blocks up, its last first.
+
+        Cached ones are evicted in this order; the others are handed out again in the order they had, as neighbours are
+        read fastest.
+        """
         with_hash: list[KVCacheBlock] = []
         without_hash: list[KVCacheBlock] = []
         for block in blocks:
@@ -172,7 +176,7 @@ class BlockPool:
             block.ref_cnt -= 1
             if block.ref_cnt == 0:
                 (without_hash if block.block_hash is None else with_hash).append(block)
-        self.free_queue.prepend(without_hash)
+        self.free_queue.prepend(without_hash[::-1])
         self.free_queue.append(with_hash)
 
     def reset(self) -> bool:

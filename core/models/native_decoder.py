@@ -86,25 +86,28 @@ class NativeDecoder(Decoder):
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """As `Decoder.compute_logits`. The result is overwritten by the next call."""
-        rows = library.Int(hidden.shape[0])
-        normed, logits = self._head_buffers(hidden.shape[0])
-        at = ctypes.addressof(rows)
-        head = self.lm_head
-        assert isinstance(head, NativeLinear)
-        product = head.packed.operations(at, normed, logits, self._quantized_head)
-        library.run(self._norm(at, None, hidden, self.norm, normed), *product)
-        return logits
-
-    def _head_buffers(self, num_rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Where a head's input and its float32 logits go, [num_rows, ...]."""
+        num_rows = hidden.shape[0]
         if num_rows > self._logits.shape[0]:
             self._normed_rows = memory.allocate((num_rows, self.config.hidden_size), self.dtype)
             self._logits = memory.allocate((num_rows, self.config.vocab_size), torch.float32)
-            self._quantized_head = QuantizedRows(num_rows, self.config.hidden_size)
-        return self._normed_rows[:num_rows], self._logits[:num_rows]
+            self._quantized_rows = QuantizedRows(num_rows, self.config.hidden_size)
+            self._head = None
+        if self._head is None or self._head_input != hidden.data_ptr():
+            self._head_rows = library.Int()
+            self._head = self._record_head(hidden, ctypes.addressof(self._head_rows))
+            self._head_input = hidden.data_ptr()
+        self._head_rows.value = num_rows
+        self._head.run()
+        return self._logits[:num_rows]
 
     _logits = torch.empty(0, 0)
-    _quantized_head: QuantizedRows | None = None
+    _head: library.Recording | None = None
+
+    def _record_head(self, hidden: torch.Tensor, rows: int) -> library.Recording:
+        assert isinstance(self.lm_head, NativeLinear)
+        norm = self._norm(rows, None, hidden, self.norm, self._normed_rows)
+        product = self.lm_head.packed.operations(rows, self._normed_rows, self._logits, self._quantized_rows)
+        return library.Recording([norm, *product])
 
     def _reserve(self, num_tokens: int) -> None:
         """Makes room for a step of `num_tokens`, by doubling."""

@@ -30,10 +30,16 @@ struct Tile {
     int64_t first_piece;           // of all tiles' partitions counted through, its first
 };
 
-// Softmax statistics of a row so far (in powers of two) and its weighted sum of V, kept beside them.
-struct RowState {
-    float max = -INFINITY;
-    float sum = 0.0f;
+// What a tile's rows have of the context so far: each row's largest score (in powers of two), its sum of weights, and
+// its unnormalised weighted sum of V. It lies in one stretch of floats.
+struct Partial {
+    float* const max;   // [MAX_ROWS], -inf where nothing was attended to
+    float* const sum;   // [MAX_ROWS]
+    float* const out;   // [MAX_ROWS, head_dim]
+
+    explicit Partial(float* at) : max(at), sum(at + MAX_ROWS), out(at + 2 * MAX_ROWS) {}
+
+    static int64_t size(int64_t head_dim) { return MAX_ROWS * (head_dim + 2); }
 };
 
 template <class T>
@@ -41,10 +47,11 @@ struct Attention {
     const AttentionArgs& a;
     const Step& step;
     const int64_t group, words, block_words;  // query heads to a kv head; words to a head; words to a block and head
+    const float score_scale;                  // makes a dot product an exponent of 2
 
     explicit Attention(const AttentionArgs& args)
         : a(args), step(*args.step), group(a.num_heads / a.num_kv_heads), words(a.head_dim / PER_WORD<T>),
-          block_words(BLOCK * words) {}
+          block_words(BLOCK * words), score_scale((float)args.scale * 1.44269504f) {}
 
     const uint32_t* block(const void* cache, int64_t req, int64_t index, int64_t kv_head) const {
         const int64_t per_entry = step.block_size / BLOCK;
@@ -99,32 +106,35 @@ struct Attention {
         }
     }
 
-    // Scores in [first, end) become weights 2^(c * (score - maximum)), rounded to T into `weights`; all others in
-    // [0, padded) become 0. Returns the row's maximum (times c) and sum in this partition.
-    RowState softmax(float* scores, T* weights, int first, int end, int padded) const {
-        const int first_block = first / BLOCK * BLOCK, end_block = (end + BLOCK - 1) / BLOCK * BLOCK;
-        RowState state;
-        for (int i = 0; i < padded; i += BLOCK)
-            if (i < first_block || i >= end_block || first >= end) store(weights + i, splat(0.0f));
-        if (first >= end) return state;
+    // The largest of the scores in [first, end), in powers of two; -inf where there are none. What shares a block with
+    // them becomes -inf.
+    float largest_score(float* scores, int first, int end) const {
+        if (first >= end) return -INFINITY;
         auto hide_outside = [&](int block) {
             store(scores + block, keep_lanes(load(scores + block), first - block, end - block, -INFINITY));
         };
-        hide_outside(first_block);
-        hide_outside(end_block - BLOCK);
+        const int first_block = first / BLOCK * BLOCK;
+        if (first != first_block) hide_outside(first_block);
+        if (end % BLOCK) hide_outside(end / BLOCK * BLOCK);
         Vec top = load(scores + first_block);
-        for (int i = first_block + BLOCK; i < end_block; i += BLOCK) top = max(top, load(scores + i));
-        const float c = (float)a.scale * 1.44269504f;
-        state.max = lane_max(top) * c;
-        const Vec factor = splat(c), shift = splat(-state.max);
+        for (int i = first_block + BLOCK; i < end; i += BLOCK) top = max(top, load(scores + i));
+        return lane_max(top) * score_scale;
+    }
+
+    // Scores in [first, end) become weights 2^(score - largest), rounded to T into `weights`; all others in [0, padded)
+    // become 0. Returns the sum of the weights before they are rounded.
+    float weights_of(const float* scores, T* weights, int first, int end, int padded, float largest) const {
+        const int first_block = first >= end ? padded : first / BLOCK * BLOCK, end_block = (end + BLOCK - 1) / BLOCK * BLOCK;
+        for (int i = 0; i < first_block; i += BLOCK) store(weights + i, splat(0.0f));
+        const Vec factor = splat(score_scale), shift = splat(-largest);
         Vec total = splat(0.0f);
         for (int i = first_block; i < end_block; i += BLOCK) {
             const Vec w = exp2(fma(load(scores + i), factor, shift));
             store(weights + i, w);
             total = total + w;
         }
-        state.sum = lane_sum(total);
-        return state;
+        for (int i = larger(first_block, end_block); i < padded; i += BLOCK) store(weights + i, splat(0.0f));
+        return lane_sum(total);
     }
 
     template <int ROWS, int SLICES>
@@ -173,22 +183,14 @@ struct Attention {
         }
     }
 
-    // Attends a tile to one partition: per row its statistics and its unnormalised weighted sum, out [rows, head_dim].
-    void attend_partition(const Tile& tile, int64_t kv_head, int64_t part, RowState* states, float* out) const {
-        alignas(64) static thread_local float scores[MAX_ROWS][PARTITION];
-        alignas(64) static thread_local T weights[MAX_ROWS][PARTITION];
+    // Attends a tile to one partition.
+    void attend_partition(const Tile& tile, int64_t kv_head, int64_t part, const Partial& to) const {
+        alignas(64) static thread_local float scores[ROW_GROUP][PARTITION];
+        alignas(64) static thread_local T weights[ROW_GROUP][PARTITION];
         const int rows = (int)(tile.tokens * group);
-        const uint32_t* q[MAX_ROWS];
-        float *score_rows_at[MAX_ROWS], *out_rows[MAX_ROWS];
-        const T* weight_rows[MAX_ROWS];
         int first = PARTITION, end = 0, row_first[MAX_ROWS], row_end[MAX_ROWS];
         for (int r = 0; r < rows; r++) {
-            const int64_t token = r / group, head = kv_head * group + r % group;
-            q[r] = (const uint32_t*)((const T*)a.q + (tile.first_token + token) * a.q_stride + head * a.head_dim);
-            score_rows_at[r] = scores[r];
-            weight_rows[r] = weights[r];
-            out_rows[r] = out + r * a.head_dim;
-            range(tile.first_position + token, part, row_first[r], row_end[r]);
+            range(tile.first_position + r / group, part, row_first[r], row_end[r]);
             if (row_first[r] < row_end[r]) {
                 first = smaller(first, row_first[r]);
                 end = larger(end, row_end[r]);
@@ -208,31 +210,48 @@ struct Attention {
         }
         for (int r = 0; r < rows; r += ROW_GROUP) {
             const int count = smaller(ROW_GROUP, rows - r);
-            float* at[ROW_GROUP];
-            for (int i = 0; i < count; i++) at[i] = score_rows_at[r + i] + first_block * BLOCK;
-            score_rows<ROW_GROUP>(count, q + r, k + first_block, scattered, end_block - first_block, at);
-            for (int i = r; i < r + count; i++)
-                states[i] = softmax(scores[i], weights[i], row_first[i], row_end[i], end_block * BLOCK);
-            weigh_rows<ROW_GROUP>(count, weight_rows + r, v, scattered, first, end, out_rows + r);
+            const uint32_t* q[ROW_GROUP];
+            float *score_rows_at[ROW_GROUP], *out_rows[ROW_GROUP];
+            const T* weight_rows[ROW_GROUP];
+            for (int i = 0; i < count; i++) {
+                const int64_t token = tile.first_token + (r + i) / group, head = kv_head * group + (r + i) % group;
+                q[i] = (const uint32_t*)((const T*)a.q + token * a.q_stride + head * a.head_dim);
+                score_rows_at[i] = scores[i] + first_block * BLOCK;
+                weight_rows[i] = weights[i];
+                out_rows[i] = to.out + (r + i) * a.head_dim;
+            }
+            score_rows<ROW_GROUP>(count, q, k + first_block, scattered, end_block - first_block, score_rows_at);
+            for (int i = 0; i < count; i++) to.max[r + i] = largest_score(scores[i], row_first[r + i], row_end[r + i]);
+            for (int i = 0; i < count; i++)
+                to.sum[r + i] =
+                    weights_of(scores[i], weights[i], row_first[r + i], row_end[r + i], end_block * BLOCK, to.max[r + i]);
+            weigh_rows<ROW_GROUP>(count, weight_rows, v, scattered, first, end, out_rows);
         }
     }
 
     // Adds a partition's result to the running one. The order of partitions is always ascending.
-    void merge(RowState& state, float* sum, const RowState& part, const float* part_sum) const {
-        if (part.sum == 0.0f) return;
-        const float top = larger(state.max, part.max);
-        const float keep = state.sum == 0.0f ? 0.0f : exp2f(state.max - top), add = exp2f(part.max - top);
-        state.max = top;
-        state.sum = state.sum * keep + part.sum * add;
-        for (int64_t d = 0; d < a.head_dim; d += 16)
-            store(sum + d, load(sum + d) * splat(keep) + load(part_sum + d) * splat(add));
+    void merge(int64_t rows, const Partial& to, const Partial& part) const {
+        alignas(64) float keep[MAX_ROWS], add[MAX_ROWS];
+        for (int64_t r = 0; r < rows; r += 16) {
+            const Vec old = load(to.max + r), other = load(part.max + r), top = max(max(old, other), splat(-1e30f));
+            const Vec keeps = exp2(old - top), adds = exp2(other - top);
+            store(to.max + r, top);
+            store(to.sum + r, load(to.sum + r) * keeps + load(part.sum + r) * adds);
+            store(keep + r, keeps);
+            store(add + r, adds);
+        }
+        for (int64_t r = 0; r < rows; r++) {
+            float *sums = to.out + r * a.head_dim, *part_sums = part.out + r * a.head_dim;
+            const Vec keeps = splat(keep[r]), adds = splat(add[r]);
+            for (int64_t d = 0; d < a.head_dim; d += 16) store(sums + d, load(sums + d) * keeps + load(part_sums + d) * adds);
+        }
     }
 
-    void finish(const Tile& tile, int64_t kv_head, const RowState* states, const float* sums) const {
+    void finish(const Tile& tile, int64_t kv_head, const Partial& result) const {
         for (int r = 0; r < tile.tokens * group; r++) {
             T* out = (T*)a.out + (tile.first_token + r / group) * a.out_stride + (kv_head * group + r % group) * a.head_dim;
-            const Vec inverse = splat(1.0f / states[r].sum);
-            for (int64_t d = 0; d < a.head_dim; d += 16) store(out + d, load(sums + r * a.head_dim + d) * inverse);
+            const Vec inverse = splat(1.0f / result.sum[r]);
+            for (int64_t d = 0; d < a.head_dim; d += 16) store(out + d, load(result.out + r * a.head_dim + d) * inverse);
         }
     }
 
@@ -253,44 +272,39 @@ struct Attention {
         return pieces;
     }
 
-    // Merges a tile's partitions; `attend(part, states, sums)` fills in one of them or points to where it lies.
-    template <class Attend>
-    void attend_tile(const Tile& tile, int64_t kv_head, Attend attend) const {
-        static thread_local Array<float> buffer;
-        const int64_t rows = tile.tokens * group, size = rows * a.head_dim;
-        float *sums = buffer.at_least(2 * size), *own_part_sums = sums + size;
-        memset(sums, 0, size * sizeof(float));
-        RowState states[MAX_ROWS], own_part_states[MAX_ROWS];
-        for (int64_t part = tile.first_part; part < tile.end_part; part++) {
-            RowState* part_states = own_part_states;
-            float* part_sums = own_part_sums;
-            attend(part, part_states, part_sums);
-            for (int64_t r = 0; r < rows; r++) merge(states[r], sums + r * a.head_dim, part_states[r], part_sums + r * a.head_dim);
-        }
-        finish(tile, kv_head, states, sums);
-    }
-
     // With fewer tiles than would keep every thread busy, partitions are shared out instead and merged afterwards.
     void attend_split(Team& team, const Array<Tile>& tiles, int64_t pieces) const {
-        const int64_t states_size = 2 * MAX_ROWS, slot_size = states_size + MAX_ROWS * a.head_dim;
-        auto slot = [&](int64_t piece, int64_t kv_head) { return a.partials + (piece * a.num_kv_heads + kv_head) * slot_size; };
+        auto partial = [&](int64_t piece, int64_t kv_head) {
+            return Partial(a.partials + (piece * a.num_kv_heads + kv_head) * Partial::size(a.head_dim));
+        };
         team.share(pieces * a.num_kv_heads, [&](int64_t item) {
             const int64_t piece = item / a.num_kv_heads, kv_head = item % a.num_kv_heads;
             const Tile* tile = tiles.data;
             while (piece - tile->first_piece >= tile->end_part - tile->first_part) tile++;
-            float* to = slot(piece, kv_head);
-            attend_partition(*tile, kv_head, tile->first_part + piece - tile->first_piece, (RowState*)to, to + states_size);
+            attend_partition(*tile, kv_head, tile->first_part + piece - tile->first_piece, partial(piece, kv_head));
         });
         team.sync();
         team.share(tiles.size * a.num_kv_heads, [&](int64_t item) {
             const Tile& tile = tiles.data[item / a.num_kv_heads];
             const int64_t kv_head = item % a.num_kv_heads;
-            attend_tile(tile, kv_head, [&](int64_t part, RowState*& states, float*& sums) {
-                float* from = slot(tile.first_piece + part - tile.first_part, kv_head);
-                states = (RowState*)from;
-                sums = from + states_size;
-            });
+            const Partial result = partial(tile.first_piece, kv_head);
+            for (int64_t part = tile.first_part + 1; part < tile.end_part; part++)
+                merge(tile.tokens * group, result, partial(tile.first_piece + part - tile.first_part, kv_head));
+            finish(tile, kv_head, result);
         });
+    }
+
+    void attend_tile(const Tile& tile, int64_t kv_head) const {
+        static thread_local Array<float> buffer;
+        const int64_t size = Partial::size(a.head_dim);
+        float* at = buffer.at_least(2 * size);
+        const Partial result(at), next(at + size);
+        attend_partition(tile, kv_head, tile.first_part, result);
+        for (int64_t part = tile.first_part + 1; part < tile.end_part; part++) {
+            attend_partition(tile, kv_head, part, next);
+            merge(tile.tokens * group, result, next);
+        }
+        finish(tile, kv_head, result);
     }
 
     void run(Team& team) const {
@@ -298,15 +312,9 @@ struct Attention {
         tiles.size = 0;
         const int64_t pieces = cut(tiles), count = tiles.size * a.num_kv_heads;
         const bool few = team.size > 1 && count < 4 * team.size && pieces > tiles.size;
-        const int64_t room = pieces * a.num_kv_heads * MAX_ROWS * (a.head_dim + 2);
+        const int64_t room = pieces * a.num_kv_heads * Partial::size(a.head_dim);
         if (few && room <= a.partials_size) return attend_split(team, tiles, pieces);
-        team.share(count, [&](int64_t item) {
-            const Tile& tile = tiles.data[item / a.num_kv_heads];
-            const int64_t kv_head = item % a.num_kv_heads;
-            attend_tile(tile, kv_head, [&](int64_t part, RowState* states, float* sums) {
-                attend_partition(tile, kv_head, part, states, sums);
-            });
-        });
+        team.share(count, [&](int64_t item) { attend_tile(tiles.data[item / a.num_kv_heads], item % a.num_kv_heads); });
     }
 };
 

@@ -14,7 +14,7 @@ void write_kv_head(void* k_cache, void* v_cache, int64_t slot, int64_t kv_head, 
 
 template <class T>
 void write_kv(const WriteKvArgs& a, Team& team) {
-    team.share(*a.rows, [&](int64_t row) {
+    team.share_rows(*a.rows, [&](int64_t row) {
         for (int64_t h = 0; h < a.num_kv_heads; h++)
             write_kv_head<T>(a.k_cache, a.v_cache, a.step->slot_mapping[row], h, a.num_blocks, a.head_dim,
                              (const T*)a.k + row * a.k_stride + h * a.head_dim, (const T*)a.v + row * a.v_stride + h * a.head_dim);
@@ -34,19 +34,26 @@ void rotate_head(const RotaryArgs& a, T* head, const T* norm, const float* cos_s
             store(x + d, rounded<T>(rounded<T>(load(x + d) * scale) * load(norm + d)));
     }
     const int64_t half = a.rotary_dim / 2;
-    if (cos_sin)
-        for (int64_t d = 0; d < half; d++) {
+    if (cos_sin) {
+        int64_t d = 0;
+        for (; d + 16 <= half; d += 16) {
+            const Vec low = load(x + d), high = load(x + d + half), c = load(cos_sin + d), s = load(cos_sin + half + d);
+            store(x + d, low * c - high * s);
+            store(x + d + half, high * c + low * s);
+        }
+        for (; d < half; d++) {
             const float low = x[d], high = x[d + half], c = cos_sin[d], s = cos_sin[half + d];
             x[d] = low * c - high * s;
             x[d + half] = high * c + low * s;
         }
+    }
     for (int64_t d = 0; d < a.head_dim; d += 16) store(head + d, load(x + d));
 }
 
 template <class T>
 void rotary(const RotaryArgs& a, Team& team) {
     const int64_t group = a.num_heads / a.num_kv_heads;
-    team.share(*a.rows * a.num_kv_heads, [&](int64_t item) {
+    team.share_rows(*a.rows * a.num_kv_heads, [&](int64_t item) {
         const int64_t row = item / a.num_kv_heads, kv_head = item % a.num_kv_heads;
         T* q = (T*)a.qkv + row * a.stride;
         T* k = q + (a.num_heads + kv_head) * a.head_dim;

@@ -39,11 +39,19 @@ public:
         }
     }
 
-    // Calls work(item) for items 0..count-1, each on whichever thread is free. At most one such loop between two syncs.
+    // Calls work(item) for items 0..count-1, `run` neighbours at a time on whichever thread is free. At most one such
+    // loop between two syncs.
     template <class Work>
-    void share(int64_t count, Work work) {
+    void share(int64_t count, Work work, int64_t run = 1) {
         auto& next = state_.next_item[phase_ % 3];
-        for (int64_t item; (item = next.fetch_add(1, std::memory_order_relaxed)) < count;) work(item);
+        for (int64_t first; (first = next.fetch_add(run, std::memory_order_relaxed)) < count;)
+            for (int64_t item = first; item < first + run && item < count; item++) work(item);
+    }
+
+    // The same for small items that lie side by side in memory: in runs that leave each thread several.
+    template <class Work>
+    void share_rows(int64_t count, Work work) {
+        share(count, work, count / (8 * size) + 1);
     }
 
 private:

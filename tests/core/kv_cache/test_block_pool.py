@@ -47,8 +47,8 @@ def test_blocks_without_content_are_reused_first_and_the_rest_least_recently_use
     pool.cache(b, b"b")
     pool.free([b, a])
     pool.free([d, c])
-    assert ids(pool.free_queue.to_list()) == ids([d, c]) + [5, 6] + ids([b, a])
-    assert ids(pool.get_new_blocks(5)) == ids([d, c]) + [5, 6] + ids([b])
+    assert ids(pool.free_queue.to_list()) == ids([c, d]) + [5, 6] + ids([b, a])
+    assert ids(pool.get_new_blocks(5)) == ids([c, d]) + [5, 6] + ids([b])
     assert pool.get_cached_block(b"b") is None
     assert pool.get_cached_block(b"a") is a
 
