@@ -1,4 +1,4 @@
-"""Short requests through AsyncLLM on a tiny random model, a quarter of them cancelled, and both processes' memory.
+"""Short requests through AsyncLLM on a tiny random bfloat16 model, a quarter cancelled, and both processes' memory.
 
 Prints one JSON line; the exit status says whether memory stayed flat and all blocks came back.
 
@@ -35,7 +35,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="memory-corespan-") as folder:
         from tiny_llama import build_tiny_llama
 
-        report = asyncio.run(run(str(build_tiny_llama(Path(folder))), options))
+        report = asyncio.run(run(str(build_tiny_llama(Path(folder), dtype="bfloat16")), options))
     print(json.dumps(report))
     flat = max(report["shell_mb_per_1000_requests"], report["core_mb_per_1000_requests"]) < LIMIT
     sys.exit(not (flat and report["all_blocks_free"]))
