@@ -1,9 +1,8 @@
 """Frames have a longest length. Who sends a longer one gets an error; a stranger who claims one is cut off."""
 
-import socket
-
 import pytest
 from bridge import DEADLINE, request, tokens_of
+from zmtp import connect_raw, frame
 
 from corespan.protocol import codec
 from corespan.protocol.outputs import FinishReason
@@ -54,14 +53,6 @@ def test_outputs_too_long_to_send_end_their_request_alone(make_mp_bridge):
     assert list(bridge.call("get_request_counts")) == [0, 0]
 
 
-GREETING = b"\xff\0\0\0\0\0\0\0\x01\x7f\x03\0" + b"NULL".ljust(20, b"\0") + bytes(32)
-
-
-def ready_command(socket_type):
-    body = b"\x05READY\x0bSocket-Type" + len(socket_type).to_bytes(4, "big") + socket_type
-    return b"\x04" + bytes([len(body)]) + body
-
-
 @pytest.mark.parametrize(("which", "socket_type"), [("input", b"DEALER"), ("output", b"PUSH")])
 def test_a_stranger_that_claims_a_longer_frame_loses_the_connection(make_mp_bridge, which, socket_type):
     bridge = make_mp_bridge()
@@ -69,11 +60,8 @@ def test_a_stranger_that_claims_a_longer_frame_loses_the_connection(make_mp_brid
     bridge.call("pause_scheduler", "keep", False)
     bridge.add(neighbour)
     addresses = bridge.client._supervisor.link.addresses
-    with socket.socket(socket.AF_UNIX) as stranger:
-        stranger.settimeout(DEADLINE)
-        stranger.connect(getattr(addresses, f"{which}_address").removeprefix("ipc://"))
-        stranger.sendall(GREETING + ready_command(socket_type))
-        stranger.sendall(b"\x02" + (codec.MAX_FRAME_BYTES + 1000).to_bytes(8, "big") + b"the first of them")
+    with connect_raw(getattr(addresses, f"{which}_address"), socket_type, DEADLINE) as stranger:
+        stranger.sendall(frame(b"the first of them", claimed_length=codec.MAX_FRAME_BYTES + 1000))
         while stranger.recv(4096):
             pass
     bridge.call("resume_scheduler")

@@ -1,5 +1,6 @@
 """What strangers put on the sockets is logged and dropped: nothing is executed, nobody's request is touched."""
 
+import contextlib
 import glob
 import os
 import pickle
@@ -9,10 +10,18 @@ import msgspec
 import psutil
 import pytest
 import zmq
-from bridge import Bridge, request, tokens_of
+from bridge import DEADLINE, Bridge, request, tokens_of
+from zmtp import connect_raw, frame
 
+from corespan.client import link as link_module
 from corespan.protocol.codec import EXT_ARRAY, EXT_FUNCTION, MsgpackEncoder
-from corespan.protocol.outputs import ENGINE_CORE_DEAD, EngineCoreOutput, EngineCoreOutputs, FinishReason
+from corespan.protocol.outputs import (
+    ENGINE_CORE_DEAD,
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    FinishReason,
+    HandshakeReady,
+)
 from corespan.protocol.requests import EngineCoreRequestType
 from corespan.protocol.sockets import TOKEN_BYTES
 
@@ -70,6 +79,10 @@ def hostile_frames(marker):
         [seal, ENGINE_CORE_DEAD, b"not at all"],
         [genuine_looking],
         [seal, genuine_looking],
+        [seal, genuine_looking[:-3]],
+        [seal, genuine_looking, b"one frame too many"],
+        [seal[:-1], genuine_looking],
+        [seal],
     ]
 
 
@@ -121,6 +134,63 @@ def test_a_stranger_on_the_request_socket_changes_nothing(bridge, socket_dir):
     assert bridge.generate(fine)["fine"] == tokens_of(fine)
     assert not stranger.poll(0)
     context.destroy(linger=0)
+
+
+@pytest.mark.parametrize("kind", ["sync_mp", "async_mp"])
+def test_a_stranger_who_is_there_before_the_core_is_not_taken_for_it(kind, monkeypatch):
+    context = zmq.Context()
+    forged = HandshakeReady(pid=1, max_model_len=7, num_gpu_blocks=7, block_size=7, dtype="float32")
+    genuine = link_module.CoreProcess
+
+    def start_behind_a_stranger(init):
+        for name in (b"\x00\x00", b"\x00\x00" + bytes(TOKEN_BYTES)):
+            dealer = context.socket(zmq.DEALER)
+            dealer.setsockopt(zmq.IDENTITY, name)
+            dealer.connect(init.input_addresses[0])
+            dealer.send(msgspec.msgpack.encode(forged))
+            dealer.send(b"garbage")
+        pusher = context.socket(zmq.PUSH)
+        pusher.connect(init.output_addresses[0])
+        pusher.send_multipart([bytes(TOKEN_BYTES + 8), b"garbage"])
+        return genuine(init)
+
+    monkeypatch.setattr(link_module, "CoreProcess", start_behind_a_stranger)
+    bridge = Bridge(kind, num_gpu_blocks_override=20)
+    assert bridge.client.vllm_config.cache_config.num_gpu_blocks == 20
+    fine = request("fine")
+    assert bridge.generate(fine)["fine"] == tokens_of(fine)
+    bridge.close()
+    context.destroy(linger=0)
+
+
+@pytest.mark.parametrize("socket_type", [b"PUB", b"SUB", b"PULL", b"PAIR", b"XPUB", b"nonsense", b""])
+def test_sockets_of_other_types_are_cut_off(shared_bridge, socket_type):
+    addresses = shared_bridge.client._supervisor.link.addresses
+    for address in (addresses.input_address, addresses.output_address):
+        with connect_raw(address, socket_type, DEADLINE) as stranger:
+            with contextlib.suppress(OSError):  # cut off already
+                stranger.sendall(frame(b"garbage"))
+            with contextlib.suppress(ConnectionResetError):
+                while stranger.recv(4096):
+                    pass
+    fine = request("fine")
+    assert shared_bridge.generate(fine)["fine"] == tokens_of(fine)
+
+
+def test_the_core_unpickles_nothing_that_it_is_sent(shared_bridge, tmp_path):
+    marker = tmp_path / "marker"
+    payload = pickle.dumps(Marker(marker))
+    wrapped = [msgspec.msgpack.Ext(code, payload) for code in (EXT_ARRAY, EXT_FUNCTION, 3)]
+    for request_type in EngineCoreRequestType:
+        send_raw(shared_bridge, request_type.value, payload)
+        send_raw(shared_bridge, payload, request_type.value)
+        for ext in wrapped:
+            send_raw(shared_bridge, request_type.value, msgspec.msgpack.encode(ext))
+            send_raw(shared_bridge, request_type.value, msgspec.msgpack.encode([0, 1, "collective_rpc", [ext]]))
+            send_raw(shared_bridge, request_type.value, msgspec.msgpack.encode(["odd", [1], {"extra_args": ext}]))
+    fine = request("fine")
+    assert shared_bridge.generate(fine)["fine"] == tokens_of(fine)
+    assert not marker.exists()
 
 
 def send_raw(bridge, *frames):
