@@ -69,7 +69,8 @@ def main() -> None:
             subjects = measure_all(options, name, model)
             for subject in subjects:
                 print(json.dumps({"model": name, "engine": subject.kind} | subject.figures()), flush=True)
-            print_table(name, subjects)
+            print_table([[name, *(subject.kind for subject in subjects)], *figure_rows(subjects)])
+            print_table([["of the same rounds", *(subject.kind for subject in subjects)], *comparisons(subjects)])
 
 
 def build_tiny_model(folder: str) -> str:
@@ -107,16 +108,40 @@ def parse_options() -> argparse.Namespace:
     add("--models", nargs="+", default=["tiny", "smollm2-135m"], metavar="NAME", help="tiny, or a model [%(default)s]")
     add("--engines", nargs="+", choices=KINDS, default=list(KINDS), metavar="NAME", help=f"{KINDS} [all]")
     add("--engine-args", default="{}", metavar="JSON", help="further EngineArgs fields")
-    add("--streams", nargs="+", type=int, default=[64, 512], metavar="N", help="requests at once [%(default)s]")
+    add("--streams", nargs="+", type=int, default=[1, 64, 512], metavar="N", help="requests at once [%(default)s]")
     add("--calls", type=int, default=1000, metavar="N", help="empty calls a round [%(default)s]")
     add("--repeat", type=int, default=3, metavar="N", help="rounds [%(default)s]")
     return parser.parse_args()
 
 
-def print_table(model: str, subjects: list[Subject]) -> None:
+def figure_rows(subjects: list[Subject]) -> list[list[str]]:
     names = list(dict.fromkeys(name for subject in subjects for name in subject.rounds))
-    rows = [[model, *(subject.kind for subject in subjects)]]
-    rows += [[name, *(f"{subject.figures().get(name, float('nan')):,.1f}" for subject in subjects)] for name in names]
+    return [[name, *(f"{subject.figures().get(name, float('nan')):,.1f}" for subject in subjects)] for name in names]
+
+
+def comparisons(subjects: list[Subject]) -> list[list[str]]:
+    """What the bridge adds to the time to the first token, and throughput over that of the sync engines: medians of
+    differences and ratios within a round, which a machine that is slower in some rounds changes little.
+    """
+    rows = []
+    for base in (subject for subject in subjects if subject.kind != "async"):
+        for name in base.rounds:
+            if name == "first_token_p50_us":
+                rows.append([f"{name} over {base.kind}", *(f"{_added(each, base, name):+,.0f}" for each in subjects)])
+            elif name.endswith("tok_s"):
+                rows.append([f"{name} / {base.kind}", *(f"{_ratio(each, base, name):.3f}" for each in subjects)])
+    return rows
+
+
+def _added(subject: Subject, base: Subject, name: str) -> float:
+    return statistics.median(one - other for one, other in zip(subject.rounds[name], base.rounds[name], strict=True))
+
+
+def _ratio(subject: Subject, base: Subject, name: str) -> float:
+    return statistics.median(one / other for one, other in zip(subject.rounds[name], base.rounds[name], strict=True))
+
+
+def print_table(rows: list[list[str]]) -> None:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     print()
     for row in rows:

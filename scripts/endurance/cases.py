@@ -18,12 +18,13 @@ class Answer:
     text: str = ""
     num_logprobs: int = 0
     finish_reason: str | None = None
+    stop_reason: int | str | None = None
 
     def take(self, delta: Any) -> None:
         self.tokens += delta.token_ids
         self.text += delta.text
         self.num_logprobs += len(delta.logprobs or ())
-        self.finish_reason = delta.finish_reason
+        self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
 
 
 @dataclass

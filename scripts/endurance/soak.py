@@ -59,7 +59,7 @@ class Soak:
         self.cases = make_cases(model, ENGINE_ARGS, NUM_CASES, seed)
         self.began = time.monotonic()
         self.deadline = self.began + seconds
-        self._progress = 0  # requests that have ended since the last kill
+        self._progress: Counter[str] = Counter()  # requests that have ended since the last kill, by engine
 
     def rng(self, name: str) -> random.Random:
         return random.Random(f"{self.seed}/{name}")
@@ -67,8 +67,8 @@ class Soak:
     def over(self) -> bool:
         return time.monotonic() > self.deadline
 
-    def judge(self, reading: Reading, complete: bool) -> None:
-        self._progress += 1
+    def judge(self, engine: str, reading: Reading, complete: bool) -> None:
+        self._progress[engine] += 1
         self.verdicts.judge(reading, complete)
 
     # AsyncLLM
@@ -113,7 +113,7 @@ class Soak:
                     break
                 await engine.abort(request_id)
         await stream.aclose()
-        self.judge(reading, complete=patience is None)
+        self.judge("async", reading, complete=patience is None)
 
     async def refuse(self, engine: Any, request_id: str) -> None:
         too_long = {"prompt_token_ids": [7] * ENGINE_ARGS["max_model_len"]}
@@ -226,23 +226,25 @@ class Soak:
             for output in engine.step():
                 running[output.request_id].take(output)
                 if output.finished:
-                    self.judge(running.pop(output.request_id), complete=True)
+                    self.judge("sync", running.pop(output.request_id), complete=True)
             if running and rng.random() < 0.05:
                 request_id = rng.choice(list(running))
                 engine.abort_request([request_id])
                 self.counts["sync aborts"] += 1
-                self.judge(running.pop(request_id), complete=False)
+                self.judge("sync", running.pop(request_id), complete=False)
 
     # What is done to the cores, and what they take
 
     async def kill(self) -> None:
-        """Each core gets time to show some progress first: one that dies twice of a request gives that request up."""
+        """Both cores get time to show some progress first: a request is given up when two of them die before its second
+        token.
+        """
         rng = self.rng("kill")
         while not self.over():
             await asyncio.sleep(rng.uniform(*KILL_INTERVAL))
             cores = psutil.Process().children()
-            if cores and self._progress > 2 * NUM_STREAMS and not self.over():
-                self._progress = 0
+            if cores and min(self._progress["async"], self._progress["sync"]) > 2 * NUM_STREAMS and not self.over():
+                self._progress.clear()
                 self.counts["kills"] += 1
                 rng.choice(cores).send_signal(rng.choice([signal.SIGKILL, signal.SIGSEGV]))
 
