@@ -1,6 +1,7 @@
 """Spans on the wire: a collector in the test receives them over OTLP, by gRPC and by HTTP."""
 
 import queue
+import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -154,6 +155,20 @@ def test_headers_that_name_no_trace_begin_a_new_one(grpc_collector: tuple[str, R
 
     (span,) = spans(received)
     assert not span.parent_span_id and any(span.trace_id)
+
+
+def test_requests_go_on_where_no_collector_can_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # nobody listens
+        engine = LLMEngine(traced_config(f"http://127.0.0.1:{taken.getsockname()[1]}"), FAKE_EXECUTOR)
+        engine.add_request("traced", PROMPT, PARAMS, trace_headers=HEADERS)
+        outputs = []
+        while engine.has_unfinished_requests():
+            outputs += engine.step()
+        engine.shutdown()
+
+    assert outputs[-1].finished and len(outputs[-1].outputs[0].token_ids) == 6
 
 
 def test_another_protocol_is_refused_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
