@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from leftovers import Leftovers
 
-from corespan import SamplingParams
+from corespan import AsyncEngineArgs, AsyncLLM, SamplingParams
 
 MP = pytest.mark.parametrize("multiprocess", [False, True], ids=["inproc", "sync_mp"])
 
@@ -47,3 +47,13 @@ def test_an_engine_starts_after_truncated_weights_and_after_too_small_a_cache(
     ids = llm.get_tokenizer().encode("Once upon a time")
     (output,) = llm.generate(ids, SamplingParams(temperature=0, max_tokens=8, ignore_eos=True), use_tqdm=False)
     assert output.outputs[0].token_ids == reference.greedy(ids, 8, eos_token_id=None)
+
+
+def test_asyncllm_raises_what_its_core_raised_with_the_cores_traceback(truncated_llama_dir: str) -> None:
+    leftovers = Leftovers()
+    with pytest.raises(ValueError, match=r"model\.safetensors is not a whole safetensors file") as caught:
+        AsyncLLM.from_engine_args(AsyncEngineArgs(truncated_llama_dir))
+    assert "loader.py" in "".join(caught.value.__notes__)
+    gc.collect()
+
+    assert leftovers.found() == []

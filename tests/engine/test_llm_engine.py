@@ -245,3 +245,17 @@ def test_custom_stat_loggers_see_steps_sleep_and_log_calls(make_engine: Any) -> 
 
     assert ("running", 1) in events
     assert events[-3:] == ["log", ("sleep", 1, 1), ("sleep", 0, 0)]
+
+
+def test_an_engine_is_stalled_though_the_client_holds_requests_back(
+    make_engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it does while others are tried in a new core."""
+    engine = make_engine()
+    engine.pause_generation("keep")
+    for name in ("a", "b", "c"):
+        engine.add_request(name, PROMPT, greedy(2))
+    monkeypatch.setattr(engine.engine_core, "get_request_counts", lambda: (0, 1))
+    assert not engine.is_stalled()
+    monkeypatch.setattr(type(engine.engine_core), "num_held_requests", 2)
+    assert engine.is_stalled()
