@@ -106,14 +106,14 @@ class Runner:
         self.call("pause_generation", "keep")
         if self.kind == "async_mp":
             return self._loop.run(self._waves_async(waves, params, priorities))
-        self.llm.enqueue(waves[0], params, priorities[0], use_tqdm=False)
+        self.llm.enqueue(waves[0], params, priority=priorities[0], use_tqdm=False)
         self.llm.resume_generation()
         ended: list[RequestOutput] = []
         for prompts, wave_priorities in zip(waves[1:], priorities[1:], strict=True):
             num_ended = len(ended)
             while len(ended) == num_ended:
                 ended += [output for output in self.llm.llm_engine.step() if output.finished]
-            self.llm.enqueue(prompts, params, wave_priorities, use_tqdm=False)
+            self.llm.enqueue(prompts, params, priority=wave_priorities, use_tqdm=False)
         ended += self.llm.wait_for_completion(use_tqdm=False)
         return sorted(ended, key=lambda output: int(output.request_id))
 
