@@ -2,6 +2,7 @@
 
 import random
 
+import numpy as np
 import pytest
 import torch
 from sampler_driver import Loop, OnlyMultiplesProcessor, generate_alone, new_request, sample_rows, vllm_config
@@ -71,6 +72,15 @@ def test_an_argmax_invariant_processor_works_on_scaled_logits() -> None:
     for row, sharpen in ((0, 3.0), (1, 1.0)):
         expected = torch.log_softmax((logits[row] - logits[row].max()) * sharpen, 0)
         assert arrays.logprobs[row] == pytest.approx(expected[arrays.token_ids[row].tolist()].numpy(), abs=1e-4)
+
+
+def test_min_p_comes_before_a_processor_that_makes_tokens_likelier() -> None:
+    logits = torch.arange(VOCAB, dtype=torch.float32)[None] / 10
+    params = SamplingParams(min_p=0.5, logprobs=-1, extra_args={"sharpen": 0.01})
+    arrays = sample_rows(logits, [params], mode="processed_logprobs", logits_processors=[SHARPENING]).logprobs
+    assert arrays is not None
+    likely = arrays.token_ids[0, 1:][np.isfinite(arrays.logprobs[0, 1:])]
+    assert sorted(likely.tolist()) == list(range(VOCAB - 7, VOCAB))  # 0.6 is below log 2, 0.7 is not
 
 
 def test_a_request_the_processor_refuses_is_refused_without_a_trace() -> None:

@@ -275,6 +275,22 @@ def test_an_untouched_batch_of_draws_does_not_change_its_logits() -> None:
     assert torch.equal(logits, untouched)
 
 
+@pytest.mark.parametrize("mode", ["raw_logprobs", "processed_logprobs"])
+def test_without_native_kernels_the_answers_are_the_same(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    params = [*kinds(), *[SamplingParams(logprobs=2, top_p=0.8, top_k=20, seed=i) for i in range(20)]]
+    logits = torch.randn(len(params), VOCAB, generator=torch.Generator().manual_seed(3)) * 3
+    logits[4, 8] = float("nan")
+    with_kernels = sample_rows(logits, params, mode=mode)
+    monkeypatch.setenv("CORESPAN_CPU_ISA", "none")
+    without = sample_rows(logits, params, mode=mode)
+    assert with_kernels.token_ids.tolist() == without.token_ids.tolist()
+    assert with_kernels.failed == without.failed
+    assert with_kernels.logprobs is not None and without.logprobs is not None
+    assert with_kernels.logprobs.token_ids.tolist() == without.logprobs.token_ids.tolist()
+    assert with_kernels.logprobs.ranks.tolist() == without.logprobs.ranks.tolist()
+    assert with_kernels.logprobs.logprobs == pytest.approx(without.logprobs.logprobs, abs=1e-5)
+
+
 def test_different_seeds_draw_different_tokens() -> None:
     assert len(set(draw_many(torch.zeros(VOCAB), SamplingParams(), 400).tolist())) > 100
 
