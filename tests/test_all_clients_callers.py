@@ -191,6 +191,19 @@ def test_a_prompt_without_tokens_is_refused_whatever_made_it_empty(make_runner: 
     assert len(runner.generate("x", greedy(3))[0].outputs[0].token_ids) == 3
 
 
+def test_the_models_own_defaults_are_taken_where_no_params_are_given(make_runner: Any) -> None:
+    own = {"repetition_penalty": 1.3, "top_k": 1, "max_new_tokens": 5}
+    runner = make_runner(override_generation_config=own)
+
+    defaults = runner.engine.get_default_sampling_params()
+
+    assert defaults == SamplingParams(repetition_penalty=1.3, top_k=1, max_tokens=5)
+    if runner.kind != "async_mp":  # AsyncLLM always wants params
+        expected = tokens(runner.generate(PROMPTS, defaults))
+        assert tokens(runner.llm.generate(PROMPTS, use_tqdm=False)) == expected
+        assert [len(ids) for ids in expected] == [5, 5, 5]
+
+
 def test_what_other_engines_have_and_this_one_has_not_is_none(runner: Any) -> None:
     add_request(runner, "with-no-adapter", PROMPTS[0], greedy(1), lora_request=None)
     if runner.kind != "async_mp":

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from corespan import SamplingParams, StructuredOutputsParams
+from corespan import RepetitionDetectionParams, RequestOutputKind, SamplingParams, StructuredOutputsParams
 
 ODD_NUMBERS = st.sampled_from([-(2**70), -(2**63), -1, 0, 1, 2**31, 2**63, 2**70, 1.5, math.nan, math.inf, -math.inf])
 ODD_VALUES = st.one_of(ODD_NUMBERS, st.none(), st.booleans(), st.text(max_size=3), st.binary(max_size=3), st.just([]))
@@ -15,6 +15,11 @@ TOKEN_IDS = st.lists(st.one_of(st.integers(0, 511), ODD_VALUES), max_size=6)
 TEXTS = st.one_of(
     st.text(st.characters(), max_size=20), st.sampled_from(["\ud800", "\x00", "<|im_start|>", "a" * 5000])
 )
+
+UNTOUCHED = {"max_tokens", "min_tokens", "_eos_token_id", "_all_stop_token_ids", "_bad_words_token_ids"}
+"""What is not set after construction: lengths, which make a test long, and what is the engine's own."""
+
+TAG = '{"structures": [{"begin": "a=", "schema": {"enum": [1]}, "end": ";"}], "triggers": ["a"]}'
 
 PROMPTS = st.one_of(
     TEXTS,
@@ -68,20 +73,35 @@ FIELDS = st.fixed_dictionaries(
         "detokenize": field(True, False),
         "skip_special_tokens": field(True, False),
         "truncate_prompt_tokens": field(1, 4, -1),
+        "output_kind": field(*RequestOutputKind),
+        "extra_args": st.one_of(ODD_VALUES, st.dictionaries(st.text(max_size=2), ODD_VALUES, max_size=2)),
+        "thinking_token_budget": field(None, -1, 5),
+        "repetition_detection": field(None, RepetitionDetectionParams(2, 1, 2)),
         "structured_outputs": st.one_of(
             ODD_VALUES,
             st.builds(dict, regex=TEXTS),
             st.builds(dict, choice=st.lists(TEXTS, max_size=2)),
             st.builds(dict, json=st.one_of(TEXTS, st.dictionaries(st.sampled_from(["type", "enum"]), ODD_VALUES))),
+            st.builds(dict, structural_tag=st.sampled_from([TAG, TAG[:-3], "[]", TAG.replace("a", "\ud800")])),
+        ),
+        "set afterwards": st.dictionaries(
+            st.sampled_from([name for name in SamplingParams.__struct_fields__ if name not in UNTOUCHED]),
+            st.one_of(ODD_VALUES, TOKEN_IDS),
+            max_size=2,
         ),
     },
 )
 
 
 def sampling_params(fields: dict[str, Any]) -> SamplingParams:
+    fields = dict(fields)
+    set_afterwards = fields.pop("set afterwards", {})
     if isinstance(fields.get("structured_outputs"), dict):
         fields = fields | {"structured_outputs": StructuredOutputsParams(**fields["structured_outputs"])}
-    return SamplingParams(**fields)
+    params = SamplingParams(**fields)
+    for name, value in set_afterwards.items():
+        setattr(params, name, value)
+    return params
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
