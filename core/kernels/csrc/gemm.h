@@ -7,7 +7,14 @@
 constexpr int PANEL = 32;
 constexpr int64_t CACHED_X_BYTES = 393216;  // of the second-level cache
 constexpr bool MANY_REGISTERS = LANES == 16;
-constexpr int64_t BYTES_AHEAD = 4096;  // fetched ahead of a product of few rows, which waits for its weights
+
+// Few rows wait for their weights, and need them once: they are fetched early, and kept out of the outer caches.
+template <int ROWS>
+INLINE void fetch_ahead(const void* weight) {
+    if (ROWS > 4) return;
+    __builtin_prefetch((const uint8_t*)weight + 2048, 0, 0);
+    __builtin_prefetch((const uint8_t*)weight + 2048 + 64, 0, 0);
+}
 
 // Packed: [k / 2][32][2] bf16.
 struct Bf16Weight {
@@ -21,10 +28,7 @@ struct Bf16Weight {
         const bf16* weight = (const bf16*)a.weight + panel * PANEL * a.k;
         for (int64_t i = 0; i < a.k; i += 2) {
             const Words low = load_words(weight + i * PANEL), high = load_words(weight + i * PANEL + 32);
-            if (ROWS <= 4) {
-                __builtin_prefetch((const uint8_t*)(weight + i * PANEL) + BYTES_AHEAD, 0, 1);
-                __builtin_prefetch((const uint8_t*)(weight + i * PANEL) + BYTES_AHEAD + 64, 0, 1);
-            }
+            fetch_ahead<ROWS>(weight + i * PANEL);
             UNROLL for (int r = 0; r < ROWS; r++) {
                 const Words xs = broadcast_word(x + r * a.x_stride + i);
                 sum[r][0] = dot<bf16>(sum[r][0], low, xs);

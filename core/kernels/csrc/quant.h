@@ -36,6 +36,7 @@ struct Int8Weight {
             UNROLL for (int r = 0; r < ROWS; r++) acc[r][0] = acc[r][1] = splat_int(-128 * a.x_sums[at + r * blocks]);
             for (int64_t i = first; i < first + a.x_block; i += 4) {
                 const Words low = load_words(weight + i * PANEL), high = load_words(weight + i * PANEL + 64);
+                fetch_ahead<ROWS>(weight + i * PANEL);
                 UNROLL for (int r = 0; r < ROWS; r++) {
                     const Words xs = broadcast_word(x + r * a.x_stride + i);
                     acc[r][0] = dot_bytes(acc[r][0], low, xs);
