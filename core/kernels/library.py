@@ -213,6 +213,13 @@ class Logprobs(Operation):
     ]
 
 
+class RowBlocks(Operation):
+    """Lets the next `operations` run block by block of rows, see csrc/args.h."""
+
+    kind = 11
+    _fields_ = [("rows", Pointer), ("operations", Int)]
+
+
 class _Entry(ctypes.Structure):
     _fields_ = [("kind", Int), ("args", Pointer)]
 

@@ -142,29 +142,45 @@ class NativeDecoder(Decoder):
 
     def _record(self, kv_caches: Sequence[KVCache]) -> library.Recording:
         tokens, rows = ctypes.addressof(self._num_tokens), ctypes.addressof(self._num_rows)
-        operations: list[library.Operation] = []
-        last = len(self.layers) - 1
-        update: torch.Tensor | None = None
-        for index, layer in enumerate(self.layers):
-            operations += [
-                self._norm(tokens, update, self._hidden, layer.input_norm, self._normed),
-                *self._product(layer.qkv, tokens, self._normed, self._qkv),
-                self._rotary(layer, kv_caches[index]),
-                self._attention(layer, kv_caches[index]),
-            ]
-            count, hidden, attended = tokens, self._hidden, self._attended
-            if index == last:
-                count, hidden, attended = rows, self._hidden_rows, self._attended_rows
-                operations += [self._pick_rows(self._hidden, hidden), self._pick_rows(self._attended, attended)]
-            update = self._update
-            operations += [
-                *self._product(layer.o, count, attended, update),
-                self._norm(count, update, hidden, layer.post_norm, self._normed),
-                *self._product(layer.gate_up, count, self._normed, self._activated),
-                *self._product(layer.down, count, self._activated, update),
-            ]
-        operations.append(self._norm(rows, self._update, self._hidden_rows, None, self._output))
+        operations = self._in_row_blocks(tokens, self._before_attention(0, kv_caches, None))
+        for index, layer in enumerate(self.layers[:-1]):
+            operations += [self._attention(layer, kv_caches[index])]
+            chain = self._after_attention(layer, tokens, self._attended, self._hidden)
+            operations += self._in_row_blocks(tokens, chain + self._before_attention(index + 1, kv_caches, self._update))
+        chain = [
+            self._pick_rows(self._hidden, self._hidden_rows),
+            self._pick_rows(self._attended, self._attended_rows),
+            *self._after_attention(self.layers[-1], rows, self._attended_rows, self._hidden_rows),
+            self._norm(rows, self._update, self._hidden_rows, None, self._output),
+        ]
+        operations += [self._attention(self.layers[-1], kv_caches[-1]), *self._in_row_blocks(rows, chain)]
         return library.Recording(operations)
+
+    @staticmethod
+    def _in_row_blocks(rows: int, operations: list[library.Operation]) -> list[library.Operation]:
+        return [library.RowBlocks(rows=rows, operations=len(operations)), *operations]
+
+    def _before_attention(
+        self, index: int, kv_caches: Sequence[KVCache], update: torch.Tensor | None
+    ) -> list[library.Operation]:
+        """`update`: what the layer before has yet to add to the hidden states."""
+        layer, tokens = self.layers[index], ctypes.addressof(self._num_tokens)
+        return [
+            self._norm(tokens, update, self._hidden, layer.input_norm, self._normed),
+            *self._product(layer.qkv, tokens, self._normed, self._qkv),
+            self._rotary(layer, kv_caches[index]),
+        ]
+
+    def _after_attention(
+        self, layer: DecoderLayer, rows: int, attended: torch.Tensor, hidden: torch.Tensor
+    ) -> list[library.Operation]:
+        """Leaves in `_update` what is yet to be added to `hidden`."""
+        return [
+            *self._product(layer.o, rows, attended, self._update),
+            self._norm(rows, self._update, hidden, layer.post_norm, self._normed),
+            *self._product(layer.gate_up, rows, self._normed, self._activated),
+            *self._product(layer.down, rows, self._activated, self._update),
+        ]
 
     def _product(self, linear: Linear, rows: int, x: torch.Tensor, out: torch.Tensor) -> list[library.Operation]:
         assert isinstance(linear, NativeLinear)

@@ -182,7 +182,14 @@ struct LogprobsArgs {
     int32_t* ranks;        // [rows]
 };
 
-enum Kind : int64_t { EMBED, RMS_NORM, GEMM, PACK, ROTARY, WRITE_KV, ATTENTION, SILU_MUL_OP, DRAW, QUANTIZE, LOGPROBS };
+// The next `operations` operations work row by row, on the same number of rows each. Where there are many, a thread takes
+// a block of rows through all of them, finding what one leaves in its own cache for the next.
+struct RowBlocksArgs {
+    const int64_t* rows;
+    int64_t operations;
+};
+
+enum Kind : int64_t { EMBED, RMS_NORM, GEMM, PACK, ROTARY, WRITE_KV, ATTENTION, SILU_MUL_OP, DRAW, QUANTIZE, LOGPROBS, ROW_BLOCKS };
 
 struct Op {
     int64_t kind;

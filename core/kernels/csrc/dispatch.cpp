@@ -46,6 +46,7 @@ extern "C" __attribute__((visibility("default"))) int64_t corespan_args_size(int
         case DRAW: return sizeof(DrawArgs);
         case QUANTIZE: return sizeof(QuantizeArgs);
         case LOGPROBS: return sizeof(LogprobsArgs);
+        case ROW_BLOCKS: return sizeof(RowBlocksArgs);
         default: return 0;
     }
 }

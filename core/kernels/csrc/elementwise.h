@@ -2,7 +2,7 @@
 
 template <class T>
 void embed(const EmbedArgs& a, Team& team) {
-    team.share_rows(*a.rows, [&](int64_t row) {
+    team.share_rows(a.rows, [&](int64_t row) {
         memcpy((T*)a.out + row * a.size, (const T*)a.table + a.ids[row] * a.size, a.size * sizeof(T));
     });
 }
@@ -10,7 +10,7 @@ void embed(const EmbedArgs& a, Team& team) {
 // `size` is a multiple of 16. The residual is kept in T, as the reference does.
 template <class T>
 void rms_norm(const RmsNormArgs& a, Team& team) {
-    team.share_rows(*a.rows, [&](int64_t row) {
+    team.share_rows(a.rows, [&](int64_t row) {
         const int64_t source = a.row_index ? a.row_index[row] : row;
         T* residual = (T*)a.residual + source * a.size;
         const T* x = a.x ? (const T*)a.x + source * a.size : nullptr;
@@ -32,7 +32,7 @@ void rms_norm(const RmsNormArgs& a, Team& team) {
 
 template <class T>
 void silu_mul(const SiluMulArgs& a, Team& team) {
-    team.share_rows(*a.rows, [&](int64_t row) {
+    team.share_rows(a.rows, [&](int64_t row) {
         const T* gate = (const T*)a.gate_up + row * 2 * a.size;
         T* out = (T*)a.out + row * a.size;
         int64_t i = 0;

@@ -92,7 +92,8 @@ void gemm_rows(const GemmArgs& a, int64_t row, int64_t rows, int64_t panel) {
 // Rows go in tiles of nearly equal height; as many tiles as stay in the second-level cache meet each panel in turn.
 template <class Weight>
 void gemm(const GemmArgs& a, Team& team) {
-    const int64_t rows = *a.rows, panels = (a.n + PANEL - 1) / PANEL;
+    const Rows all = team.rows(a.rows);
+    const int64_t rows = all.end - all.first, panels = (a.n + PANEL - 1) / PANEL;
     if (rows == 0) return;
     const int64_t tiles = (rows + Weight::TILE_ROWS - 1) / Weight::TILE_ROWS;
     const int64_t chunk = larger<int64_t>(1, CACHED_X_BYTES / (2 * a.k * Weight::TILE_ROWS)), chunks = (tiles + chunk - 1) / chunk;
@@ -103,7 +104,7 @@ void gemm(const GemmArgs& a, Team& team) {
         for (int64_t panel = first_panel; panel < last_panel; panel++)
             for (int64_t tile = first_tile; tile < last_tile; tile++) {
                 const int64_t row = tile * rows / tiles, end = (tile + 1) * rows / tiles;
-                gemm_rows<Weight, Weight::TILE_ROWS>(a, row, end - row, panel);
+                gemm_rows<Weight, Weight::TILE_ROWS>(a, all.first + row, end - row, panel);
             }
     });
 }

@@ -45,14 +45,34 @@ static void execute(const Op& op, Team& team) {
     }
 }
 
+constexpr int64_t BLOCK_ROWS = 252;  // a whole number of the products' tallest tiles
+
+static void run_row_blocks(const Op* ops, const RowBlocksArgs& a, Team& team) {
+    const int64_t rows = *a.rows, blocks = larger<int64_t>(1, rows / (BLOCK_ROWS * team.size)) * team.size;
+    auto begin = [&](int64_t block) { return block == blocks ? rows : block * rows / blocks / 14 * 14; };
+    team.share(blocks, [&](int64_t block) {
+        TeamState alone;
+        Team self(alone, Rows{begin(block), begin(block + 1)});
+        for (int64_t i = 0; i < a.operations; i++) execute(ops[i], self);
+    });
+}
+
 void run(const Op* ops, int64_t count, int threads) {
     TeamState state;
 #pragma omp parallel num_threads(threads)
     {
         Team team(state, omp_get_thread_num(), omp_get_num_threads());
         for (int64_t i = 0; i < count; i++) {
-            if (i) team.sync();
-            execute(ops[i], team);
+            if (ops[i].kind == ROW_BLOCKS) {
+                const RowBlocksArgs& a = *(const RowBlocksArgs*)ops[i].args;
+                if (*a.rows < BLOCK_ROWS / 2 * team.size) continue;
+                team.sync();
+                run_row_blocks(ops + i + 1, a, team);
+                i += a.operations;
+            } else {
+                team.sync();
+                execute(ops[i], team);
+            }
         }
     }
 }

@@ -14,7 +14,7 @@ void write_kv_head(void* k_cache, void* v_cache, int64_t slot, int64_t kv_head, 
 
 template <class T>
 void write_kv(const WriteKvArgs& a, Team& team) {
-    team.share_rows(*a.rows, [&](int64_t row) {
+    team.share_rows(a.rows, [&](int64_t row) {
         for (int64_t h = 0; h < a.num_kv_heads; h++)
             write_kv_head<T>(a.k_cache, a.v_cache, a.step->slot_mapping[row], h, a.num_blocks, a.head_dim,
                              (const T*)a.k + row * a.k_stride + h * a.head_dim, (const T*)a.v + row * a.v_stride + h * a.head_dim);
@@ -53,7 +53,7 @@ void rotate_head(const RotaryArgs& a, T* head, const T* norm, const float* cos_s
 template <class T>
 void rotary(const RotaryArgs& a, Team& team) {
     const int64_t group = a.num_heads / a.num_kv_heads;
-    team.share_rows(*a.rows * a.num_kv_heads, [&](int64_t item) {
+    team.share_rows(a.rows, [&](int64_t item) {
         const int64_t row = item / a.num_kv_heads, kv_head = item % a.num_kv_heads;
         T* q = (T*)a.qkv + row * a.stride;
         T* k = q + (a.num_heads + kv_head) * a.head_dim;
@@ -63,5 +63,5 @@ void rotary(const RotaryArgs& a, Team& team) {
         rotate_head(a, k, (const T*)a.k_norm, cos_sin);
         write_kv_head<T>(a.k_cache, a.v_cache, a.step->slot_mapping[row], kv_head, a.num_blocks, a.head_dim, k,
                          k + a.num_kv_heads * a.head_dim);
-    });
+    }, a.num_kv_heads);
 }

@@ -140,7 +140,7 @@ struct BlockWeight {
 
 // Symmetric: the largest magnitude of a block becomes 127.
 void quantize(const QuantizeArgs& a, Team& team) {
-    team.share_rows(*a.rows, [&](int64_t row) {
+    team.share_rows(a.rows, [&](int64_t row) {
         const bf16* x = (const bf16*)a.x + row * a.x_stride;
         int8_t* out = (int8_t*)a.out + row * a.k;
         const int64_t blocks = a.k / a.block;

@@ -15,9 +15,16 @@ struct TeamState {
     alignas(64) std::atomic<int64_t> next_item[3]{};
 };
 
+struct Rows {
+    int64_t first, end;
+};
+
 class Team {
 public:
     Team(TeamState& state, int rank, int size) : rank(rank), size(size), state_(state) {}
+
+    // One thread by itself, for some rows of every operation.
+    Team(TeamState& state, Rows rows) : rank(0), size(1), state_(state), some_rows_(rows) {}
 
     const int rank;
     const int size;
@@ -39,19 +46,33 @@ public:
         }
     }
 
-    // Calls work(item) for items 0..count-1, `run` neighbours at a time on whichever thread is free. At most one such
+    // Which of an operation's rows this team works on.
+    Rows rows(const int64_t* count) const { return some_rows_.end < 0 ? Rows{0, *count} : some_rows_; }
+
+    // Calls work(item) for items first..end-1, `run` neighbours at a time on whichever thread is free. At most one such
     // loop between two syncs.
     template <class Work>
-    void share(int64_t count, Work work, int64_t run = 1) {
+    void share(int64_t first, int64_t end, int64_t run, Work work) {
+        if (size == 1) {
+            for (int64_t item = first; item < end; item++) work(item);
+            return;
+        }
         auto& next = state_.next_item[phase_ % 3];
-        for (int64_t first; (first = next.fetch_add(run, std::memory_order_relaxed)) < count;)
-            for (int64_t item = first; item < first + run && item < count; item++) work(item);
+        for (int64_t at; (at = first + next.fetch_add(run, std::memory_order_relaxed)) < end;)
+            for (int64_t item = at; item < at + run && item < end; item++) work(item);
     }
 
-    // The same for small items that lie side by side in memory: in runs that leave each thread several.
     template <class Work>
-    void share_rows(int64_t count, Work work) {
-        share(count, work, count / (8 * size) + 1);
+    void share(int64_t count, Work work) {
+        share(0, count, 1, work);
+    }
+
+    // Calls work(item) for the items of an operation's rows, `per_row` to a row: small and side by side in memory, so
+    // they go in runs that leave each thread several.
+    template <class Work>
+    void share_rows(const int64_t* count, Work work, int64_t per_row = 1) {
+        const Rows all = rows(count);
+        share(all.first * per_row, all.end * per_row, (all.end - all.first) * per_row / (8 * size) + 1, work);
     }
 
 private:
@@ -66,5 +87,6 @@ private:
     }
 
     TeamState& state_;
+    const Rows some_rows_{0, -1};
     int phase_ = 0;
 };
