@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -50,7 +51,11 @@ def corespan_command(model: str, kind: str, engine_args: str = "{}") -> list[str
 
 @contextlib.contextmanager
 def checkout(revision: str) -> Iterator[str]:
-    """Another revision with its native kernels built; yields the folder to import `corespan` from."""
+    """Another revision with its native kernels built; yields the folder to import `corespan` from.
+
+    It is removed in the end, also where the benchmark is told to terminate.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     with tempfile.TemporaryDirectory(prefix="corespan-bench-") as folder:
         tree = Path(folder, "corespan")
         git = ["git", "-C", str(ROOT), "worktree"]
