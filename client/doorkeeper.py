@@ -25,6 +25,13 @@ class Doorkeeper(threading.Thread):
         self._socket = shadow.socket(zmq.REP)
         self._socket.bind(ZAP_ENDPOINT)
 
+    def start(self) -> None:
+        try:
+            super().start()
+        except RuntimeError:  # the context would wait for the socket for ever
+            self._socket.close()
+            raise
+
     def run(self) -> None:
         with self._socket:
             while True:

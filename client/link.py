@@ -119,6 +119,8 @@ class CoreLink:
             self._input = bind(self._context, zmq.ROUTER, self.addresses.input_address)
             self.output_socket = bind(self._context, zmq.PULL, self.addresses.output_address)
             return None
+        if not zmq.has("curve"):
+            raise ValueError(f"core_address is {core_address!r}; this build of ZMQ has no encryption, so leave it out")
         own_keys, core_keys = make_curve_keys()
         Doorkeeper(self._context, own_keys.peer_key).start()
         try:

@@ -1,10 +1,11 @@
 """Frames have a longest length. Who sends a longer one gets an error; a stranger who claims one is cut off."""
 
 import pytest
-from bridge import DEADLINE, request, tokens_of
+from bridge import DEADLINE, Bridge, request, tokens_of
+from leftovers import Leftovers
 from zmtp import connect_raw, frame
 
-from corespan.protocol import codec
+from corespan.protocol import channel, codec
 from corespan.protocol.outputs import FinishReason
 
 LIMIT = 4096
@@ -29,6 +30,15 @@ def test_what_is_too_long_to_send_is_an_error_at_the_caller(make_mp_bridge, monk
     bridge.call("resume_scheduler")
     assert bridge.collect("neighbour")[0] == {"neighbour": tokens_of(neighbour)}
     assert list(bridge.call("get_request_counts")) == [0, 0]
+
+
+@pytest.mark.parametrize("kind", ["sync_mp", "async_mp"])
+def test_a_configuration_too_long_to_send_is_an_error_at_the_caller(kind, monkeypatch):
+    leftovers = Leftovers()
+    monkeypatch.setattr(channel, "MAX_MESSAGE_BYTES", LIMIT)
+    with pytest.raises(ValueError, match=f"a configuration of .* bytes; at most {LIMIT}"):
+        Bridge(kind, remark="x" * LIMIT)
+    assert leftovers.found() == []
 
 
 def test_a_result_too_long_to_send_is_that_calls_error(make_mp_bridge):

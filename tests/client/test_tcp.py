@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import threading
 from collections.abc import Callable
 
 import msgspec
@@ -164,10 +165,12 @@ def test_the_core_shows_neither_its_keys_nor_the_token(bridge, keys_made):
 
 
 def test_death_and_restart_are_as_over_unix_sockets(make_mp_bridge):
+    leftovers = Leftovers()
     bridge = make_mp_bridge(parallel={"core_address": LOOPBACK})
     bridge.add(request("fatal", [1, RAISE]))
     with pytest.raises(EngineDeadError, match="told to raise in the step"):
         bridge.get_output()
+    bridge.close()
     bridge = make_mp_bridge(parallel={"core_address": LOOPBACK, "engine_restart": 3})
     fine = request("fine", max_tokens=30)
     bridge.add(fine)
@@ -175,6 +178,8 @@ def test_death_and_restart_are_as_over_unix_sockets(make_mp_bridge):
     tokens, reasons = bridge.collect("fine", "fatal")
     assert tokens["fine"] == tokens_of(fine)
     assert reasons["fatal"] is FinishReason.ERROR
+    bridge.close()
+    assert leftovers.found() == []
 
 
 @pytest.mark.parametrize(
@@ -207,6 +212,28 @@ def test_an_address_of_another_machine_is_refused_before_any_start(kind):
     leftovers = Leftovers()
     with pytest.raises(ValueError, match="core_address is 'tcp://192.0.2.1'.*Cannot assign requested address"):
         Bridge(kind, parallel={"core_address": "tcp://192.0.2.1"})
+    assert leftovers.found() == []
+
+
+@pytest.mark.parametrize("kind", ["sync_mp", "async_mp"])
+def test_without_encryption_there_is_no_tcp(kind, monkeypatch):
+    leftovers = Leftovers()
+    monkeypatch.setattr(zmq, "has", lambda capability: False)
+    with pytest.raises(ValueError, match="core_address is 'tcp://127.0.0.1'; this build of ZMQ has no encryption"):
+        Bridge(kind, parallel={"core_address": LOOPBACK})
+    assert leftovers.found() == []
+
+
+@pytest.mark.parametrize("kind", ["sync_mp", "async_mp"])
+def test_without_a_thread_for_the_doorkeeper_the_start_fails_at_once(kind, monkeypatch):
+    leftovers = Leftovers()
+
+    def refuse(thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        Bridge(kind, parallel={"core_address": LOOPBACK})
     assert leftovers.found() == []
 
 
