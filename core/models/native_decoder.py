@@ -146,7 +146,9 @@ class NativeDecoder(Decoder):
         for index, layer in enumerate(self.layers[:-1]):
             operations += [self._attention(layer, kv_caches[index])]
             chain = self._after_attention(layer, tokens, self._attended, self._hidden)
-            operations += self._in_row_blocks(tokens, chain + self._before_attention(index + 1, kv_caches, self._update))
+            operations += self._in_row_blocks(
+                tokens, chain + self._before_attention(index + 1, kv_caches, self._update)
+            )
         chain = [
             self._pick_rows(self._hidden, self._hidden_rows),
             self._pick_rows(self._attended, self._attended_rows),
