@@ -88,6 +88,7 @@ class ParentWatch(threading.Thread):
 
     def _leave(self) -> None:
         try:
+            self._channel.close()  # a descriptor to look around with, should there be no other
             shutil.rmtree(self._socket_dir, ignore_errors=True)
             for child in psutil.Process().children(recursive=True):
                 child.kill()

@@ -8,6 +8,7 @@ import socket
 
 import pytest
 from bridge import request, tokens_of
+from fake_executor import HANG
 from leftovers import Leftovers
 
 from corespan.protocol.errors import EngineDeadError
@@ -80,6 +81,16 @@ def test_a_core_that_dies_then_is_an_error_and_leaves_nothing(make_mp_bridge, en
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(EngineDeadError, match="SIGKILL"):
             bridge.get_output()
+        bridge.client.shutdown()
+    assert leftovers.found() == []
+
+
+def test_a_core_that_does_not_leave_then_is_killed(make_mp_bridge, monkeypatch):
+    monkeypatch.setattr("corespan.client.launcher.EXIT_GRACE", 0.2)
+    leftovers = Leftovers()
+    bridge = make_mp_bridge()
+    bridge.add(request("hangs", [1, HANG]))
+    with no_descriptor_left():
         bridge.client.shutdown()
     assert leftovers.found() == []
 
