@@ -126,7 +126,9 @@ class NativeDecoder(Decoder):
         self._qkv = buffer(config.q_size + 2 * config.kv_size)
         self._attended, self._attended_rows = buffer(config.q_size), buffer(config.q_size)
         self._activated = buffer(config.intermediate_size)
-        self._quantized = QuantizedRows(capacity, max(config.hidden_size, config.q_size, config.intermediate_size))
+        # By width, since blocks of rows do not wait for each other: one may be at another product already.
+        widths = {config.hidden_size, config.q_size, config.intermediate_size}
+        self._quantized = {width: QuantizedRows(capacity, width) for width in widths}
         self._every_row = torch.arange(capacity)
         self._output_rows = torch.empty(capacity, dtype=torch.int64)
         self._num_tokens, self._num_rows, self._step = library.Int(), library.Int(), library.Step()
@@ -186,7 +188,7 @@ class NativeDecoder(Decoder):
 
     def _product(self, linear: Linear, rows: int, x: torch.Tensor, out: torch.Tensor) -> list[library.Operation]:
         assert isinstance(linear, NativeLinear)
-        return linear.packed.operations(rows, x, out, self._quantized)
+        return linear.packed.operations(rows, x, out, self._quantized[linear.packed.k])
 
     def _norm(
         self, rows: int, x: torch.Tensor | None, residual: torch.Tensor, weight: torch.Tensor | None, out: torch.Tensor

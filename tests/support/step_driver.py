@@ -12,12 +12,18 @@ from corespan.protocol.params import SamplingParams
 
 
 def make_vllm_config(
-    model: str, hf_config: dict[str, Any], *, dtype: str = "float32", max_model_len: int = 256, max_num_seqs: int = 32
+    model: str,
+    hf_config: dict[str, Any],
+    *,
+    dtype: str = "float32",
+    quantization: str | None = None,
+    max_model_len: int = 256,
+    max_num_seqs: int = 32,
 ) -> VllmConfig:
     return VllmConfig(
         model_config=ModelConfig(
             model=model, served_model_name="m", tokenizer=None, hf_config=hf_config, dtype=dtype,
-            max_model_len=max_model_len,
+            quantization=quantization, max_model_len=max_model_len,
         ),
         cache_config=CacheConfig(block_size=16),
         scheduler_config=SchedulerConfig(

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from step_driver import StepDriver, make_vllm_config
 from tiny_models import build_tiny_model
 
@@ -36,8 +37,9 @@ def prompts(model_dir: Path) -> list[list[int]]:
     return [rng.integers(0, 320, length).tolist() for length in PROMPT_LENGTHS]
 
 
-def make_worker(model_dir: Path, dtype: str) -> Worker:
-    return Worker(make_vllm_config(str(model_dir), json.loads((model_dir / "config.json").read_text()), dtype=dtype))
+def make_worker(model_dir: Path, dtype: str, quantization: str | None = None) -> Worker:
+    hf_config = json.loads((model_dir / "config.json").read_text())
+    return Worker(make_vllm_config(str(model_dir), hf_config, dtype=dtype, quantization=quantization))
 
 
 @pytest.fixture(scope="module")
@@ -85,3 +87,23 @@ def test_native_logits_are_the_same_bits_in_chunks(native: Worker, prompts: list
 def test_native_logits_are_the_same_bits_alone(native: Worker, prompts: list[list[int]]) -> None:
     for expected, prompt in zip(prompt_logprobs(native, prompts), prompts, strict=True):
         np.testing.assert_array_equal(prompt_logprobs(native, [prompt])[0], expected)
+
+
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_native_logits_are_the_same_bits_in_steps_that_threads_share_out_by_rows(
+    model_dir: Path, quantization: str | None
+) -> None:
+    worker = make_worker(model_dir, "bfloat16", quantization)
+    if not isinstance(worker.model_runner.model, NativeDecoder):
+        pytest.skip("no native kernels for bfloat16")
+    rng = np.random.default_rng(6)
+    prompts = [rng.integers(0, 320, length).tolist() for length in (200, 241, 240, 199, 231)]
+    threads = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        shared_out = prompt_logprobs(worker, prompts)
+        in_small_steps = prompt_logprobs(worker, prompts, chunk=13)
+    finally:
+        torch.set_num_threads(threads)
+    for expected, found in zip(in_small_steps, shared_out, strict=True):
+        np.testing.assert_array_equal(found, expected)
