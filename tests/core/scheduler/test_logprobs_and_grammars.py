@@ -156,6 +156,20 @@ def test_a_request_waits_for_its_grammar_while_later_ones_run(grammars: FakeGram
     assert h.finish_reason("json") is FinishReason.LENGTH
 
 
+def test_those_that_wait_for_a_grammar_are_counted_apart_among_the_waiting(grammars: FakeGrammars) -> None:
+    h = make_harness(grammars, max_num_seqs=1)
+    h.add("json", prompt(4), constrained())
+    for name in "abc":
+        h.add(name, prompt(4, 2), greedy(5))
+    h.step()
+    stats = h.scheduler.make_stats()
+    assert (stats.num_running_reqs, stats.num_waiting_reqs, stats.num_skipped_waiting_reqs) == (1, 3, 1)
+    grammars.ready.add("json")
+    h.step()
+    stats = h.scheduler.make_stats()
+    assert (stats.num_running_reqs, stats.num_waiting_reqs, stats.num_skipped_waiting_reqs) == (1, 3, 0)
+
+
 @pytest.mark.parametrize("error", [ValueError("no such rule"), FileNotFoundError("no tokenizer")])
 def test_a_grammar_that_cannot_be_compiled_ends_its_request_alone(grammars: FakeGrammars, error: Exception) -> None:
     h = make_harness(grammars)
