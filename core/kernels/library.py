@@ -81,6 +81,7 @@ class Gemm(Operation):
         ("x_block", Int),
         ("x_scales", Pointer),
         ("x_sums", Pointer),
+        ("x_totals", Pointer),
         ("format", Int),
         ("weight", Pointer),
         ("weight_scales", Pointer),
@@ -192,6 +193,7 @@ class Quantize(Operation):
         ("out", Pointer),
         ("scales", Pointer),
         ("sums", Pointer),
+        ("totals", Pointer),
         ("k", Int),
         ("block", Int),
     ]

@@ -86,6 +86,7 @@ class QuantizedRows:
         self.values = memory.allocate((capacity, width), torch.int8)
         self.scales = torch.empty(capacity * -(-width // _BLOCK))
         self.sums = torch.empty(capacity * -(-width // _BLOCK), dtype=torch.int32)
+        self.totals = torch.empty(capacity)
 
 
 class _QuantizedWeight(PackedWeight):
@@ -105,6 +106,7 @@ class _QuantizedWeight(PackedWeight):
             out=scratch.values.data_ptr(),
             scales=scratch.scales.data_ptr(),
             sums=scratch.sums.data_ptr(),
+            totals=scratch.totals.data_ptr(),
             k=self.k,
             block=self.x_block,
         )
@@ -112,6 +114,7 @@ class _QuantizedWeight(PackedWeight):
         product.x, product.x_stride = scratch.values.data_ptr(), self.k
         product.x_block = self.x_block
         product.x_scales, product.x_sums = scratch.scales.data_ptr(), scratch.sums.data_ptr()
+        product.x_totals = scratch.totals.data_ptr()
         product.weight_scales = None if self.weight_scales is None else self.weight_scales.data_ptr()
         return [quantize, product]
 
@@ -119,8 +122,9 @@ class _QuantizedWeight(PackedWeight):
 class Int8Weight(_QuantizedWeight):
     """int8 weights with one scale to each output.
 
-    x is quantised with one scale to every 32 values (to a token where k is no multiple of 32): with one to a token,
-    outliers in the inputs of attention, of the down projection and of the head cost some percent of perplexity.
+    x is quantised with one scale to every 64 or 32 values, whichever divides k (to a token where neither does): with one
+    to a token, outliers in the inputs of attention, of the down projection and of the head cost some percent of
+    perplexity.
     """
 
     format = INT8
@@ -129,7 +133,7 @@ class Int8Weight(_QuantizedWeight):
         """weight: [n, k], of any floating type, k divisible by 16; quantised here."""
         self._set_up(weight.shape[0], weight.shape[1], bias, epilogue)
         values, scales = quantize_rows(_ordered(weight, epilogue).float())
-        self.x_block = self.k if self.k % _BLOCK else _BLOCK
+        self.x_block = next((size for size in (64, 32) if self.k % size == 0), self.k)
         self.weight_scales = _padded(scales)
         self._pack(values, self.k)
 

@@ -58,6 +58,7 @@ struct GemmArgs {
     int64_t x_block;        // values of a row of x to one scale: 32, or for INT8 any divisor of k
     const float* x_scales;  // [rows, k / x_block]
     const int32_t* x_sums;  // likewise
+    const float* x_totals;  // [rows], of scale times sum
     int64_t format;
     const void* weight;          // packed
     const float* weight_scales;  // INT8: [n rounded up to 32]
@@ -77,6 +78,7 @@ struct QuantizeArgs {
     void* out;      // [rows, k]
     float* scales;  // [rows, k / block]
     int32_t* sums;  // [rows, k / block]
+    float* totals;  // [rows], of scale times sum
     int64_t k;
     int64_t block;
 };

@@ -1,7 +1,7 @@
 // Quantised weights: int8 with a scale to each column, and GGUF's blocks of 32 values. x is int8, quantised as it comes.
 //
 // The dot product of the hardware takes unsigned by signed bytes, so weights are kept unsigned, `ZERO` above their value,
-// and ZERO times the sum of x is subtracted again. Blocks keep the file's scales and bits; only their order changes.
+// and ZERO times the sum of x is taken off again. Blocks keep the file's scales and bits; only their order changes.
 
 constexpr int GROUP = 32;  // k values to a block
 
@@ -21,7 +21,7 @@ INLINE Ints dot_bytes(Ints acc, Words w, Words x) {
 
 // Packed: [k / 4][32][4] bytes, 128 above the value.
 struct Int8Weight {
-    static constexpr int TILE_ROWS = MANY_REGISTERS ? 14 : 4;
+    static constexpr int TILE_ROWS = MANY_REGISTERS ? 7 : 2;  // integer and float sums both stay in registers
 
     static int64_t panel_bytes(int64_t k) { return k * PANEL; }
 
@@ -33,7 +33,7 @@ struct Int8Weight {
         for (int64_t block = 0; block < blocks; block++) {
             const int64_t at = row * blocks + block, first = block * a.x_block;
             Ints acc[ROWS][2];
-            UNROLL for (int r = 0; r < ROWS; r++) acc[r][0] = acc[r][1] = splat_int(-128 * a.x_sums[at + r * blocks]);
+            UNROLL for (int r = 0; r < ROWS; r++) acc[r][0] = acc[r][1] = splat_int(0);
             for (int64_t i = first; i < first + a.x_block; i += 4) {
                 const Words low = load_words(weight + i * PANEL), high = load_words(weight + i * PANEL + 64);
                 fetch_ahead<ROWS>(weight + i * PANEL);
@@ -51,8 +51,9 @@ struct Int8Weight {
         }
         const Vec low = load(a.weight_scales + panel * PANEL), high = load(a.weight_scales + panel * PANEL + 16);
         UNROLL for (int r = 0; r < ROWS; r++) {
-            sum[r][0] = sum[r][0] * low;
-            sum[r][1] = sum[r][1] * high;
+            const Vec excess = splat(128.0f * a.x_totals[row + r]);
+            sum[r][0] = (sum[r][0] - excess) * low;
+            sum[r][1] = (sum[r][1] - excess) * high;
         }
     }
 
@@ -144,6 +145,7 @@ void quantize(const QuantizeArgs& a, Team& team) {
         const bf16* x = (const bf16*)a.x + row * a.x_stride;
         int8_t* out = (int8_t*)a.out + row * a.k;
         const int64_t blocks = a.k / a.block;
+        float row_total = 0.0f;
         for (int64_t block = 0; block < blocks; block++) {
             const int64_t first = block * a.block, end = first + a.block;
             Vec top = splat(0.0f);
@@ -155,8 +157,12 @@ void quantize(const QuantizeArgs& a, Team& team) {
             const Vec inverse = splat(largest > 0.0f ? 127.0f / largest : 0.0f);
             Ints total = splat_int(0);
             for (int64_t i = first; i < end; i += 16) total = total + store_bytes(out + i, nearest(load(x + i) * inverse));
-            a.scales[row * blocks + block] = largest / 127.0f;
-            a.sums[row * blocks + block] = lane_sum(total);
+            const float scale = largest / 127.0f;
+            const int32_t sum = lane_sum(total);
+            a.scales[row * blocks + block] = scale;
+            a.sums[row * blocks + block] = sum;
+            row_total += scale * (float)sum;
         }
+        a.totals[row] = row_total;
     });
 }
