@@ -38,7 +38,7 @@ def native_extensions():
             "corespan.core.kernels._native",
             sources=sources,
             depends=sorted(str(path) for path in KERNELS.rglob("*.h")),
-            extra_compile_args=["-std=c++17", "-O3", "-g0", "-fopenmp", "-fvisibility=hidden"],
+            extra_compile_args=["-std=c++17", "-O3", "-fwrapv", "-g0", "-fopenmp", "-fvisibility=hidden"],
             extra_link_args=["-fopenmp"],
             optional=True,
         )

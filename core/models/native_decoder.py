@@ -43,6 +43,9 @@ class NativeDecoder(Decoder):
     """
 
     _recording: library.Recording | None = None
+    _head: library.Recording | None = None
+    _head_input = 0  # the address of the states that `_head` takes
+    _logits = torch.empty(0, 0)
     _capacity = 0
     _caches_at: Sequence[int] = ()
 
@@ -99,9 +102,6 @@ class NativeDecoder(Decoder):
         self._head_rows.value = num_rows
         self._head.run()
         return self._logits[:num_rows]
-
-    _logits = torch.empty(0, 0)
-    _head: library.Recording | None = None
 
     def _record_head(self, hidden: torch.Tensor, rows: int) -> library.Recording:
         assert isinstance(self.lm_head, NativeLinear)

@@ -8,12 +8,13 @@ constexpr int PANEL = 32;
 constexpr int64_t CACHED_X_BYTES = 393216;  // of the second-level cache
 constexpr bool MANY_REGISTERS = LANES == 16;
 
-// Few rows wait for their weights, and need them once: they are fetched early, and kept out of the outer caches.
+// Fetches 128 bytes of weights that come `ahead` of these. Few rows need their weights once and wait for them: theirs are
+// the next ones, and are kept out of the outer caches. Many rows use a panel again and again, and meanwhile fetch the next.
 template <int ROWS>
-INLINE void fetch_ahead(const void* weight) {
-    if (ROWS > 4) return;
-    __builtin_prefetch((const uint8_t*)weight + 2048, 0, 0);
-    __builtin_prefetch((const uint8_t*)weight + 2048 + 64, 0, 0);
+INLINE void fetch(const void* weight, int64_t ahead) {
+    const uint8_t* at = (const uint8_t*)weight + (ROWS <= 4 ? 2048 : ahead);
+    __builtin_prefetch(at, 0, ROWS <= 4 ? 0 : 2);
+    __builtin_prefetch(at + 64, 0, ROWS <= 4 ? 0 : 2);
 }
 
 // Packed: [k / 2][32][2] bf16.
@@ -23,12 +24,12 @@ struct Bf16Weight {
     static int64_t panel_bytes(int64_t k) { return k * PANEL * 2; }
 
     template <int ROWS>
-    INLINE static void multiply(const GemmArgs& a, int64_t row, int64_t panel, Vec (&sum)[ROWS][2]) {
+    INLINE static void multiply(const GemmArgs& a, int64_t row, int64_t panel, int64_t ahead, Vec (&sum)[ROWS][2]) {
         const bf16* x = (const bf16*)a.x + row * a.x_stride;
         const bf16* weight = (const bf16*)a.weight + panel * PANEL * a.k;
         for (int64_t i = 0; i < a.k; i += 2) {
             const Words low = load_words(weight + i * PANEL), high = load_words(weight + i * PANEL + 32);
-            fetch_ahead<ROWS>(weight + i * PANEL);
+            fetch<ROWS>(weight + i * PANEL, ahead);
             UNROLL for (int r = 0; r < ROWS; r++) {
                 const Words xs = broadcast_word(x + r * a.x_stride + i);
                 sum[r][0] = dot<bf16>(sum[r][0], low, xs);
@@ -58,10 +59,10 @@ INLINE void store_some(T* to, Vec x, int64_t count) {
 }
 
 template <class Weight, int ROWS>
-void gemm_tile(const GemmArgs& a, int64_t row, int64_t panel) {
+void gemm_tile(const GemmArgs& a, int64_t row, int64_t panel, int64_t ahead) {
     Vec sum[ROWS][2];
     UNROLL for (int r = 0; r < ROWS; r++) sum[r][0] = sum[r][1] = splat(0.0f);
-    Weight::template multiply<ROWS>(a, row, panel, sum);
+    Weight::template multiply<ROWS>(a, row, panel, ahead, sum);
     const int64_t column = panel * PANEL, left = a.n - column;
     UNROLL for (int r = 0; r < ROWS; r++) {
         Vec low = sum[r][0], high = sum[r][1];
@@ -84,9 +85,9 @@ void gemm_tile(const GemmArgs& a, int64_t row, int64_t panel) {
 }
 
 template <class Weight, int ROWS>
-void gemm_rows(const GemmArgs& a, int64_t row, int64_t rows, int64_t panel) {
-    if (rows == ROWS) return gemm_tile<Weight, ROWS>(a, row, panel);
-    if constexpr (ROWS > 1) gemm_rows<Weight, ROWS - 1>(a, row, rows, panel);
+void gemm_rows(const GemmArgs& a, int64_t row, int64_t rows, int64_t panel, int64_t ahead) {
+    if (rows == ROWS) return gemm_tile<Weight, ROWS>(a, row, panel, ahead);
+    if constexpr (ROWS > 1) gemm_rows<Weight, ROWS - 1>(a, row, rows, panel, ahead);
 }
 
 // Rows go in tiles of nearly equal height; as many tiles as stay in the second-level cache meet each panel in turn.
@@ -101,11 +102,14 @@ void gemm(const GemmArgs& a, Team& team) {
     team.share(chunks * runs, [&](int64_t item) {
         const int64_t first_tile = item / runs * chunk, last_tile = smaller(tiles, first_tile + chunk);
         const int64_t first_panel = item % runs * run, last_panel = smaller(panels, first_panel + run);
-        for (int64_t panel = first_panel; panel < last_panel; panel++)
+        for (int64_t panel = first_panel; panel < last_panel; panel++) {
+            const int64_t next = panel + 1 < last_panel ? panel + 1 : first_panel + run * team.size;
             for (int64_t tile = first_tile; tile < last_tile; tile++) {
                 const int64_t row = tile * rows / tiles, end = (tile + 1) * rows / tiles;
-                gemm_rows<Weight, Weight::TILE_ROWS>(a, all.first + row, end - row, panel);
+                const int64_t ahead = tile == first_tile ? (next - panel) * Weight::panel_bytes(a.k) : 0;
+                gemm_rows<Weight, Weight::TILE_ROWS>(a, all.first + row, end - row, panel, ahead);
             }
+        }
     });
 }
 

@@ -26,7 +26,7 @@ struct Int8Weight {
     static int64_t panel_bytes(int64_t k) { return k * PANEL; }
 
     template <int ROWS>
-    INLINE static void multiply(const GemmArgs& a, int64_t row, int64_t panel, Vec (&sum)[ROWS][2]) {
+    INLINE static void multiply(const GemmArgs& a, int64_t row, int64_t panel, int64_t ahead, Vec (&sum)[ROWS][2]) {
         const int8_t* x = (const int8_t*)a.x + row * a.x_stride;
         const uint8_t* weight = (const uint8_t*)a.weight + panel * PANEL * a.k;
         const int64_t blocks = a.k / a.x_block;
@@ -36,7 +36,7 @@ struct Int8Weight {
             UNROLL for (int r = 0; r < ROWS; r++) acc[r][0] = acc[r][1] = splat_int(0);
             for (int64_t i = first; i < first + a.x_block; i += 4) {
                 const Words low = load_words(weight + i * PANEL), high = load_words(weight + i * PANEL + 64);
-                fetch_ahead<ROWS>(weight + i * PANEL);
+                fetch<ROWS>(weight + i * PANEL, ahead);
                 UNROLL for (int r = 0; r < ROWS; r++) {
                     const Words xs = broadcast_word(x + r * a.x_stride + i);
                     acc[r][0] = dot_bytes(acc[r][0], low, xs);
@@ -96,11 +96,12 @@ struct BlockWeight {
     }
 
     template <int ROWS>
-    INLINE static void multiply(const GemmArgs& a, int64_t row, int64_t panel, Vec (&sum)[ROWS][2]) {
+    INLINE static void multiply(const GemmArgs& a, int64_t row, int64_t panel, int64_t ahead, Vec (&sum)[ROWS][2]) {
         const int64_t blocks = a.k / GROUP;
         const int8_t* x = (const int8_t*)a.x + row * a.x_stride;
         const uint8_t* packed = (const uint8_t*)a.weight + panel * panel_bytes(a.k);
-        for (int64_t block = 0; block < blocks; block++, packed += PACKED_BYTES)
+        for (int64_t block = 0; block < blocks; block++, packed += PACKED_BYTES) {
+            if (ROWS > 4) UNROLL for (int at = 0; at < PACKED_BYTES; at += 128) fetch<ROWS>(packed + at, ahead);
             UNROLL for (int half = 0; half < 2; half++) {
                 Words values[8];
                 unpack(packed, 16 * half, values);
@@ -118,6 +119,7 @@ struct BlockWeight {
                     }
                 }
             }
+        }
     }
 
     static void pack_panel(const PackArgs& a, int64_t panel, void* to) {
