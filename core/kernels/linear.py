@@ -122,8 +122,8 @@ class _QuantizedWeight(PackedWeight):
 class Int8Weight(_QuantizedWeight):
     """int8 weights with one scale to each output.
 
-    x is quantised with one scale to every 64 or 32 values, whichever divides k (to a token where neither does): with one
-    to a token, outliers in the inputs of attention, of the down projection and of the head cost some percent of
+    x is quantised with one scale to every 64 or 32 values, whichever divides k (to a token where neither does): with
+    one to a token, outliers in the inputs of attention, of the down projection and of the head cost some percent of
     perplexity.
     """
 

@@ -119,8 +119,12 @@ class SamplingBatch:
 
     def draw_params(self, rows: np.ndarray) -> DrawParams:
         """What the draw needs for these rows, [n] int64, as arrays of their own."""
-        uniforms = noise.uniform(self.noise_seeds[rows], self.num_tokens[rows])
-        return DrawParams(self.temperature[rows], self.min_p[rows], self.top_k[rows], self.top_p[rows], uniforms)
+        temperature = self.temperature[rows]
+        if temperature.any():
+            uniforms = noise.uniform(self.noise_seeds[rows], self.num_tokens[rows])
+        else:
+            uniforms = np.zeros(len(rows))
+        return DrawParams(temperature, self.min_p[rows], self.top_k[rows], self.top_p[rows], uniforms)
 
     def update_processors(self) -> None:
         """Tell the logits processors what has changed since the last call."""
