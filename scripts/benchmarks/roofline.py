@@ -86,9 +86,10 @@ def weight_bytes(config: DecoderConfig, source: TensorSource) -> Iterator[tuple[
         yield "gguf", sum(tensors[name].num_bytes if name in kept else 2 * size for name, size in sizes.items())
 
 
-def attention_bytes_per_second(config: DecoderConfig) -> float:
+def attention_bytes_per_second(config: DecoderConfig, scattered: bool) -> float:
     """Keys and values read in a decode step's attention over all layers: ATTENTION_SEQUENCES sequences of
-    ATTENTION_CONTEXT tokens, their blocks scattered at random over the cache, one sequence's among all others'."""
+    ATTENTION_CONTEXT tokens, each sequence's blocks side by side, as its prompt takes them from a fresh cache, or
+    scattered at random over the cache, among all others'."""
     count, context = ATTENTION_SEQUENCES, ATTENTION_CONTEXT
     heads = (config.num_heads, config.num_kv_heads, config.head_dim)
     backend_type = get_attention_backend(config.head_dim, BLOCK_SIZE, torch.bfloat16, heads[0] // heads[1])
@@ -98,8 +99,9 @@ def attention_bytes_per_second(config: DecoderConfig) -> float:
     for cache in caches:
         cache.fill_(0.5)
     q, k, v = (torch.randn(count, n, config.head_dim).bfloat16() for n in (heads[0], heads[1], heads[1]))
-    generator = torch.Generator().manual_seed(0)
-    table = torch.randperm(count * blocks, generator=generator, dtype=torch.int32).view(count, blocks) + 1
+    number = count * blocks
+    order = torch.randperm(number, generator=torch.Generator().manual_seed(0)) if scattered else torch.arange(number)
+    table = order.int().view(count, blocks) + 1
     last = context - 1
     metadata = AttentionMetadata(
         query_start_loc=torch.arange(count + 1, dtype=torch.int32),
@@ -131,13 +133,15 @@ def main() -> None:
     with torch.inference_mode():
         reads = read_bytes_per_second()
         seconds = layer_seconds(shapes)
-        attention = attention_bytes_per_second(config)
+        attention, scattered = (attention_bytes_per_second(config, scattered) for scattered in (False, True))
     layer_weights = sum(out * width for out, width in shapes)
     measured = {
         "memory_read_GB_s": round(reads / 1e9, 1),
         "packed_gemm_GFLOP_s": round(2 * GEMM_ROWS * layer_weights / seconds / 1e9),
         "attention_GB_s": round(attention / 1e9, 1),
         "attention_share_of_read": round(attention / reads, 2),
+        "scattered_attention_GB_s": round(scattered / 1e9, 1),
+        "scattered_attention_share_of_read": round(scattered / reads, 2),
         WORKLOADS["prefill"].unit: round(GEMM_ROWS / (config.num_layers * seconds), 1),
     }
     for name, size in bytes_by_format.items():

@@ -8,7 +8,7 @@
 constexpr int BLOCK = 16;
 constexpr int MAX_HEAD_DIM = 512;
 constexpr int PARTITION = 256;
-constexpr int AHEAD = 1;  // blocks to fetch ahead where a context's blocks lie scattered, which hides them from the hardware
+constexpr int AHEAD = 2;  // blocks to fetch ahead where a context's blocks lie scattered, which hides them from the hardware
 constexpr int PARTITION_BLOCKS = PARTITION / BLOCK;
 constexpr int MAX_ROWS = 48;  // query rows that share one reading of a partition: tokens x heads of one kv head
 #if defined(ISA_AVX512BF16) || defined(ISA_AVX512)
@@ -76,7 +76,7 @@ struct Attention {
             Words keys[BLOCKS];
             UNROLL for (int b = 0; b < BLOCKS; b++) {
                 keys[b] = load_words(k[b] + w * BLOCK);
-                if (ahead) __builtin_prefetch(ahead[b] + w * BLOCK);
+                if (ahead) __builtin_prefetch(ahead[b] + w * BLOCK, 0, 2);
             }
             UNROLL for (int r = 0; r < ROWS; r++) {
                 const Words query = splat_word(q[r][w]);
@@ -159,7 +159,7 @@ struct Attention {
             const uint32_t* value = v[token / BLOCK] + token % BLOCK / P * a.head_dim + d;
             const uint32_t* ahead = v[token / BLOCK + AHEAD] + token % BLOCK / P * a.head_dim + d;
             for (; token < block_end; token += P, value += a.head_dim, ahead += a.head_dim) {
-                if (scattered) UNROLL for (int s = 0; s < SLICES; s++) __builtin_prefetch(ahead + s * 16);
+                if (scattered) UNROLL for (int s = 0; s < SLICES; s++) __builtin_prefetch(ahead + s * 16, 0, 2);
                 add(value, token, splat_word(~0u));
             }
         }
@@ -204,9 +204,12 @@ struct Attention {
             v[b] = block(a.v_cache, tile.req, part * PARTITION_BLOCKS + b, kv_head);
             scattered |= b > first_block && k[b] != k[b - 1] + block_words;
         }
-        for (int b = end_block; b < end_block + AHEAD; b++) {
-            k[b] = v[first_block];
-            v[b] = v[end_block - 1];
+        // Behind the keys come the values, behind those the next partition's keys.
+        const int64_t context_blocks = (step.seq_lens[tile.req] + BLOCK - 1) / BLOCK;
+        for (int i = 0; i < AHEAD; i++) {
+            const int64_t next = (part + 1) * PARTITION_BLOCKS + i;
+            k[end_block + i] = v[smaller(first_block + i, end_block - 1)];
+            v[end_block + i] = next < context_blocks ? block(a.k_cache, tile.req, next, kv_head) : v[end_block - 1];
         }
         for (int r = 0; r < rows; r += ROW_GROUP) {
             const int count = smaller(ROW_GROUP, rows - r);
