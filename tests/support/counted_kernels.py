@@ -73,9 +73,10 @@ def products() -> None:
                 run(f"{name} product, {rows} rows", product)
                 continue
             product.x, blocks = buffer(rows * k), 4 * rows * k // 32
-            product.x_scales, product.x_sums = buffer(blocks), buffer(blocks)
+            product.x_scales, product.x_sums, product.x_totals = buffer(blocks), buffer(blocks), buffer(4 * rows)
             run(f"{name} product, {rows} rows", library.Quantize(
-                rows=count, x=x, x_stride=k, out=product.x, scales=product.x_scales, sums=product.x_sums, k=k, block=32,
+                rows=count, x=x, x_stride=k, out=product.x, scales=product.x_scales, sums=product.x_sums,
+                totals=product.x_totals, k=k, block=32,
             ), product)  # fmt: skip
 
 

@@ -21,7 +21,7 @@ INLINE Ints dot_bytes(Ints acc, Words w, Words x) {
 
 // Packed: [k / 4][32][4] bytes, 128 above the value.
 struct Int8Weight {
-    static constexpr int TILE_ROWS = MANY_REGISTERS ? 7 : 2;  // integer and float sums both stay in registers
+    static constexpr int TILE_ROWS = MANY_REGISTERS ? 7 : 4;  // 7: integer and float sums all stay in registers
 
     static int64_t panel_bytes(int64_t k) { return k * PANEL; }
 
