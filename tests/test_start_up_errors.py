@@ -2,7 +2,9 @@
 
 import gc
 import shutil
+import tempfile
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,15 @@ from leftovers import Leftovers
 from corespan import AsyncEngineArgs, AsyncLLM, SamplingParams
 
 MP = pytest.mark.parametrize("multiprocess", [False, True], ids=["inproc", "sync_mp"])
+
+
+@pytest.fixture(autouse=True)
+def own_socket_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """So that what other processes' tests start at the same time is not taken for this one's."""
+    root = tempfile.mkdtemp(prefix="t")
+    monkeypatch.setenv("VLLM_RPC_BASE_PATH", root)
+    yield
+    shutil.rmtree(root)
 
 
 @pytest.fixture
