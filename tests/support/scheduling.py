@@ -35,6 +35,10 @@ def make_vllm_config(block_size: int = 16, enable_prefix_caching: bool = True, *
     )
 
 
+def prompt(length: int, start: int = 0) -> list[int]:
+    return [(start + i) % VOCAB_SIZE for i in range(length)]
+
+
 def greedy(max_tokens: int | None = 8, ignore_eos: bool = True, **fields: Any) -> SamplingParams:
     return SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=ignore_eos, **fields)
 

@@ -4,16 +4,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scheduling import Harness, expected_tokens, greedy
+from scheduling import Harness, expected_tokens, greedy, prompt
 
 from corespan.core.scheduler.output import ModelRunnerOutput, SchedulerOutput
 from corespan.core.scheduler.request import Request, RequestStatus
 from corespan.protocol.outputs import FinishReason, LogprobsArrays
 from corespan.protocol.params import SamplingParams, StructuredOutputsParams
-
-
-def prompt(length: int, start: int = 0) -> list[int]:
-    return [(start + i) % 50 for i in range(length)]
 
 
 def logprobs_of(positions: range, columns: int) -> LogprobsArrays:

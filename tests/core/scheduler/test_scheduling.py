@@ -1,16 +1,10 @@
 """Who is computed in a step, in what order, and who has to wait or give way."""
 
 import pytest
-from scheduling import Harness, check_blocks, expected_tokens, greedy
+from scheduling import Harness, check_blocks, expected_tokens, greedy, prompt
 
 from corespan.core.scheduler.pause import PauseState
-from corespan.core.scheduler.request import RequestStatus
-from corespan.core.scheduler.step_plan import StepPlan
 from corespan.protocol.outputs import EventType, FinishReason
-
-
-def prompt(length: int, start: int = 0) -> list[int]:
-    return [(start + i) % 50 for i in range(length)]
 
 
 def test_a_request_gets_its_tokens_and_leaves_nothing_behind() -> None:
@@ -92,69 +86,6 @@ def test_priority_starts_the_smallest_value_first_and_equals_in_order_of_arrival
     assert [list(step.num_scheduled_tokens)[0] for step in h.steps[:5]] == ["d", "b", "e", "a", "c"]
 
 
-def test_fcfs_preempts_the_last_and_it_comes_back_before_new_ones() -> None:
-    h = Harness(num_blocks=9, block_size=4, enable_prefix_caching=False)
-    for name in "ab":
-        h.add(name, prompt(11), greedy(12))
-    while not h.scheduler.preempted:
-        h.step()
-    assert [request.request_id for request in h.scheduler.preempted] == ["b"]
-    assert h.scheduler.requests["b"].status is RequestStatus.PREEMPTED
-    h.add("c", prompt(2), greedy(2))
-    h.run()
-    first_seen = {name: next(i for i, s in enumerate(h.steps) if name in s.num_scheduled_tokens) for name in "abc"}
-    back = next(i for i, s in enumerate(h.steps) if "b" in s.removed_req_ids)
-    resumed = next(i for i, s in enumerate(h.steps) if i > back and any(n.req_id == "b" for n in s.scheduled_new_reqs))
-    assert resumed <= first_seen["c"]
-    for name in "ab":
-        assert h.tokens(name) == expected_tokens(prompt(11), count=12)
-
-
-def test_priority_preempts_the_least_important_even_if_it_is_planned_already() -> None:
-    h = Harness(num_blocks=9, block_size=4, policy="priority", max_num_seqs=2, enable_prefix_caching=False)
-    h.add("low", prompt(10), greedy(12), priority=5)
-    h.step()
-    h.add("high", prompt(12), greedy(12), priority=1)
-    h.add("new", prompt(2), greedy(1), priority=3)
-    while not h.scheduler.preempted:
-        step = h.step()
-        check_blocks(h.scheduler)
-    assert [request.request_id for request in h.scheduler.preempted] == ["low"]
-    assert step.num_scheduled_tokens == {"high": 1}
-    assert step.removed_req_ids == {"low"} and not step.scheduled_new_reqs
-    h.run()
-    assert h.tokens("low") == expected_tokens(prompt(10), count=12)
-    assert h.tokens("high") == expected_tokens(prompt(12), count=12)
-
-
-def test_what_a_preempted_request_was_planned_to_compute_is_not_found_in_the_cache() -> None:
-    h = Harness(num_blocks=14, block_size=4, policy="priority", long_prefill_token_threshold=4)
-    h.add("low", prompt(38), greedy(4), priority=5)
-    h.step()
-    h.add("high", prompt(8, 13), greedy(7), priority=1)
-    while not h.scheduler.preempted:
-        h.step()
-    assert h.runner.num_computed["low"] == 28
-    while not any(new.req_id == "low" for new in h.step().scheduled_new_reqs):
-        pass
-    assert h.steps[-1].scheduled_new_reqs[0].num_computed_tokens == 28
-    h.run()
-    assert h.tokens("low") == expected_tokens(prompt(38), count=4)
-    assert h.tokens("high") == expected_tokens(prompt(8, 13), count=7)
-
-
-def test_a_preempted_request_finds_what_it_had_computed() -> None:
-    h = Harness()
-    h.add("a", prompt(40), greedy(12))
-    for _ in range(10):
-        h.step()
-    h.scheduler._preempt(h.scheduler.running[0])
-    (new,) = h.step().scheduled_new_reqs
-    assert (len(new.token_ids), new.num_computed_tokens) == (50, 48)
-    h.run()
-    assert h.tokens("a") == expected_tokens(prompt(40), count=12)
-
-
 def test_a_block_filled_by_the_last_computed_token_is_cached() -> None:
     h = Harness()
     h.add("a", prompt(10), greedy(7))
@@ -162,40 +93,6 @@ def test_a_block_filled_by_the_last_computed_token_is_cached() -> None:
     h.add("b", prompt(10) + h.tokens("a"), greedy(1))
     h.run()
     assert h.num_cached_tokens("b") == 16
-
-
-def test_a_request_taken_out_of_a_plan_gives_its_tokens_back() -> None:
-    h = Harness()
-    request = h.request("a", prompt(4))
-    plan = StepPlan(budget=10)
-    plan.running.append(request)
-    plan.num_tokens["a"], plan.new_blocks["a"] = 4, [1]
-    plan.budget -= 4
-    plan.drop(request)
-    plan.drop(request)
-    assert (plan.budget, plan.requests(), plan.num_tokens, plan.new_blocks) == (10, [], {}, {})
-
-
-def test_a_newcomer_leaves_a_block_for_everyone_who_runs() -> None:
-    h = Harness(num_blocks=6, block_size=4)
-    h.add("a", prompt(7), greedy(6))
-    h.step()
-    h.add("b", prompt(11, 7), greedy(1))
-    assert list(h.step().num_scheduled_tokens) == ["a"]  # three blocks are free and "b" needs just three
-    h.run()
-    assert h.num_preemptions() == 0
-    assert h.tokens("b") == expected_tokens(prompt(11, 7), count=1)
-
-
-def test_a_prompt_in_chunks_holds_its_blocks_from_the_start() -> None:
-    h = Harness(num_blocks=11, block_size=4, max_num_batched_tokens=8, max_num_seqs=4)
-    h.add("long", prompt(30), greedy(4))
-    h.step()
-    assert h.scheduler.kv_cache_manager.num_free_blocks == 2
-    h.add("short", prompt(9, 3), greedy(4))
-    h.run()
-    assert h.num_preemptions() == 0
-    assert h.tokens("long") == expected_tokens(prompt(30), count=4)
 
 
 def test_children_of_one_prompt_share_its_blocks_in_their_first_step() -> None:
@@ -227,72 +124,6 @@ def test_a_different_salt_hits_nothing() -> None:
         h.add(name, prompt(40), greedy(1), cache_salt=salt)
         h.run()
     assert [h.num_cached_tokens(name) for name in "abcd"] == [0, 0, 32, 0]
-
-
-def test_abort_frees_blocks_at_once_and_ignores_unknown_ids() -> None:
-    h = Harness()
-    h.add("a", prompt(40), client_index=2)
-    h.add("b", prompt(40, 3))
-    h.step()
-    used = h.scheduler.kv_cache_manager.num_free_blocks
-    assert h.scheduler.finish_requests(["a", "ghost"]) == [("a", 2)]
-    assert h.scheduler.kv_cache_manager.num_free_blocks == used + 3
-    assert h.scheduler.finish_requests(["a"]) == []
-    assert h.scheduler.finish_requests(None) == [("b", 0)]
-    assert h.scheduler.has_requests()  # the runner has still to be told
-    assert h.step().removed_req_ids == {"a", "b"}
-    assert not h.scheduler.has_requests() and not h.runner.batch
-    assert h.finish_reason("a") is None
-
-
-def test_an_aborted_request_that_never_ran_is_not_mentioned_to_the_runner() -> None:
-    h = Harness()
-    h.add("a", prompt(4))
-    h.scheduler.finish_requests(["a"])
-    assert not h.scheduler.has_requests()
-
-
-def test_an_id_may_be_used_again_right_after_an_abort() -> None:
-    h = Harness()
-    h.add("a", prompt(20))
-    h.step()
-    h.scheduler.finish_requests(["a"])
-    h.outputs.clear()
-    h.add("a", prompt(30, 7))
-    h.run()
-    assert h.tokens("a") == expected_tokens(prompt(30, 7))
-
-
-def test_an_id_in_use_is_refused_and_its_owner_goes_on() -> None:
-    h = Harness()
-    h.add("a", prompt(20))
-    with pytest.raises(ValueError, match="'a' is in use"):
-        h.add("a", prompt(30, 7))
-    h.run()
-    assert h.tokens("a") == expected_tokens(prompt(20))
-
-
-def test_an_empty_prompt_is_refused() -> None:
-    with pytest.raises(ValueError, match="empty"):
-        Harness().add("a", [])
-
-
-def test_a_restarted_request_goes_on_behind_its_tokens() -> None:
-    whole = expected_tokens(prompt(20), noise_seed=4, count=12)
-    h = Harness()
-    h.add("a", prompt(20), greedy(12), noise_seed=4, output_token_ids=whole[:5])
-    h.run()
-    assert h.tokens("a") == whole[5:]
-    assert h.finish_reason("a") is FinishReason.LENGTH
-
-
-def test_a_restarted_request_that_had_all_its_tokens_just_ends() -> None:
-    h = Harness()
-    h.add("a", prompt(20), greedy(5), output_token_ids=[1, 2, 3, 4, 5])
-    h.run()
-    assert h.tokens("a") == []
-    assert h.finish_reason("a") is FinishReason.LENGTH
-    assert h.steps[0].total_num_scheduled_tokens == 0
 
 
 def test_events_and_prompt_figures_are_sent_once() -> None:
@@ -362,63 +193,3 @@ def test_paused_all_freezes_everything() -> None:
     h.run()
     assert h.tokens("a") == expected_tokens(prompt(20))
     assert h.tokens("b") == expected_tokens(prompt(4))
-
-
-def test_resetting_the_cache_with_running_requests_makes_them_compute_everything_again() -> None:
-    h = Harness()
-    for index, name in enumerate("abc"):
-        h.add(name, prompt(20, index), greedy(10))
-    h.step()
-    h.step()
-    assert not h.scheduler.reset_prefix_cache()
-    assert h.scheduler.reset_prefix_cache(reset_running_requests=True)
-    assert h.scheduler.kv_cache_manager.usage == 0
-    h.runner.stored.clear()
-    step = h.step()
-    assert [(new.req_id, new.num_computed_tokens) for new in step.scheduled_new_reqs] == [("a", 0), ("b", 0), ("c", 0)]
-    h.run()
-    for index, name in enumerate("abc"):
-        assert h.tokens(name) == expected_tokens(prompt(20, index), count=10)
-
-
-def test_a_failing_request_ends_alone() -> None:
-    h = Harness()
-    h.add("bad", prompt(20))
-    h.add("good", prompt(20, 3))
-    h.runner.fail_next.add("bad")
-    h.run()
-    assert h.finish_reason("bad") is FinishReason.ERROR
-    assert h.outputs["bad"][-1].stop_reason == "made to fail"
-    assert h.tokens("bad") == []
-    assert h.tokens("good") == expected_tokens(prompt(20, 3))
-
-
-def test_whoever_shared_blocks_with_a_failing_request_computes_them_anew() -> None:
-    h = Harness()
-    h.add("bad", prompt(40))
-    for index in range(3):
-        h.add(f"c{index}", prompt(60), noise_seed=index)  # c1 and c2 also share a block that c0 fills from junk
-    h.runner.fail_next.add("bad")
-    h.step()
-    assert all(h.tokens(f"c{index}") == [] for index in range(3))
-    check_blocks(h.scheduler)
-    h.run()
-    assert h.finish_reason("bad") is FinishReason.ERROR
-    for index in range(3):
-        assert h.tokens(f"c{index}") == expected_tokens(prompt(60), noise_seed=index)
-
-
-def test_an_abort_between_a_failure_and_those_who_share_leaves_no_junk_in_the_cache() -> None:
-    h = Harness()
-    h.add("bad", prompt(60))
-    h.add("aborted", prompt(70))
-    h.runner.fail_next.add("bad")
-    step = h.scheduler.schedule()
-    output = h.runner.execute_model(step)
-    h.scheduler.finish_requests(["bad", "aborted"])
-    h.take(step, output)
-    for name, num_cached in (("first", 0), ("second", 64)):
-        h.add(name, prompt(70))
-        h.run()
-        assert h.num_cached_tokens(name) == num_cached
-        assert h.tokens(name) == expected_tokens(prompt(70))

@@ -1,14 +1,10 @@
 """A prompt that comes in pieces: each piece is answered, and the session stays open between them."""
 
 import pytest
-from scheduling import Harness, check_blocks, expected_tokens, greedy
+from scheduling import Harness, check_blocks, expected_tokens, greedy, prompt
 
 from corespan.core.scheduler.request import RequestStatus
 from corespan.protocol.outputs import FinishReason
-
-
-def prompt(length: int, start: int = 0) -> list[int]:
-    return [(start + i) % 50 for i in range(length)]
 
 
 def add_piece(h: Harness, piece: list[int], max_tokens: int = 4, last: bool = False) -> None:
