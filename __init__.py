@@ -25,7 +25,7 @@ _EXPORTS = {
     "SamplingParams": ".protocol.params",
     "BeamSearchParams": ".protocol.params",
     "RequestOutputKind": ".protocol.params",
-    "StructuredOutputsParams": ".protocol.params",
+    "StructuredOutputsParams": ".protocol.structured_outputs",
     "RepetitionDetectionParams": ".protocol.repetition",
     "EngineDeadError": ".protocol.errors",
     "EngineGenerateError": ".protocol.errors",
@@ -68,5 +68,5 @@ if TYPE_CHECKING:
     from .protocol.params import BeamSearchParams as BeamSearchParams
     from .protocol.params import RequestOutputKind as RequestOutputKind
     from .protocol.params import SamplingParams as SamplingParams
-    from .protocol.params import StructuredOutputsParams as StructuredOutputsParams
     from .protocol.repetition import RepetitionDetectionParams as RepetitionDetectionParams
+    from .protocol.structured_outputs import StructuredOutputsParams as StructuredOutputsParams

@@ -1,7 +1,8 @@
 """Checks a structured output's grammar where the request is made. Called by the input processor."""
 
 from ..protocol.errors import VLLMValidationError
-from ..protocol.params import SamplingParams, StructuredOutputsParams
+from ..protocol.params import SamplingParams
+from ..protocol.structured_outputs import StructuredOutputsParams
 
 
 def validate_structured_outputs(params: SamplingParams, *, has_tokenizer: bool = True) -> None:

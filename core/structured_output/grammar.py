@@ -20,7 +20,7 @@ import msgspec
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from ...protocol.errors import VLLMValidationError
-from ...protocol.params import CONSTRAINTS, StructuredOutputsParams
+from ...protocol.structured_outputs import CONSTRAINTS, StructuredOutputsParams
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions

@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 
 from ...protocol.config import ModelConfig, VllmConfig
-from ...protocol.params import StructuredOutputsParams
+from ...protocol.structured_outputs import StructuredOutputsParams
 from ..scheduler.request import Request
 from .grammar import grammar_text, with_deep_stack
 

@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from corespan import AsyncEngineArgs, AsyncLLM, RepetitionDetectionParams, SamplingParams
-from corespan.protocol.params import StructuredOutputsParams
+from corespan.protocol.structured_outputs import StructuredOutputsParams
 
 COPIES = 1  # of each kind of request
 NUM_KILLS = 3

@@ -11,16 +11,9 @@ from tiny_llama import EOS_TOKEN_ID, write_tokenizer
 from corespan.engine.input_processor import InputProcessor
 from corespan.engine.tokenizer import Tokenizer, load_tokenizer
 from corespan.protocol.errors import VLLMValidationError
-from corespan.protocol.params import SamplingParams, StructuredOutputsParams
+from corespan.protocol.params import SamplingParams
 from corespan.protocol.requests import EngineCoreRequest
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    folder = tmp_path_factory.mktemp("tokenizer")
-    write_tokenizer(folder)
-    return load_tokenizer(str(folder))
-
+from corespan.protocol.structured_outputs import StructuredOutputsParams
 
 Process = Callable[..., EngineCoreRequest]
 

@@ -9,7 +9,8 @@ from scheduling import Harness, expected_tokens, greedy, prompt
 from corespan.core.scheduler.output import ModelRunnerOutput, SchedulerOutput
 from corespan.core.scheduler.request import Request, RequestStatus
 from corespan.protocol.outputs import FinishReason, LogprobsArrays
-from corespan.protocol.params import SamplingParams, StructuredOutputsParams
+from corespan.protocol.params import SamplingParams
+from corespan.protocol.structured_outputs import StructuredOutputsParams
 
 
 def logprobs_of(positions: range, columns: int) -> LogprobsArrays:

@@ -19,8 +19,9 @@ from corespan.core.scheduler.request import Request
 from corespan.core.structured_output.manager import StructuredOutputManager
 from corespan.engine.model_source import resolve_model
 from corespan.protocol.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
-from corespan.protocol.params import SamplingParams, StructuredOutputsParams
+from corespan.protocol.params import SamplingParams
 from corespan.protocol.requests import EngineCoreRequest
+from corespan.protocol.structured_outputs import StructuredOutputsParams
 
 IM_END = 2
 
