@@ -6,20 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prompts import PROMPTS, greedy, tokens
 from tiny_llama import write_tokenizer
 
 from corespan import EngineDeadError, RequestOutputKind, SamplingParams, StructuredOutputsParams
 from corespan.protocol.requests import EngineCoreRequest
-
-PROMPTS = ["The capital of France is", "Once upon a time", "one two"]
-
-
-def greedy(max_tokens: int = 8, **fields: Any) -> SamplingParams:
-    return SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, **fields)
-
-
-def tokens(outputs: list[Any]) -> list[list[int]]:
-    return [output.outputs[0].token_ids for output in outputs]
 
 
 @pytest.fixture

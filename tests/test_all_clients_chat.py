@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prompts import greedy
 from tiny_llama import write_tokenizer
 
 from corespan import SamplingParams
@@ -36,10 +37,6 @@ CHATS: dict[str, tuple[list[Any], dict[str, Any]]] = {
         {"add_generation_prompt": False, "continue_final_message": True},
     ),
 }
-
-
-def greedy(max_tokens: int = 6, **fields: Any) -> SamplingParams:
-    return SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, **fields)
 
 
 @pytest.fixture(scope="module")

@@ -5,8 +5,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from prompts import greedy, tokens
 
-from corespan import RepetitionDetectionParams, RequestOutput, SamplingParams, StructuredOutputsParams
+from corespan import RepetitionDetectionParams, SamplingParams, StructuredOutputsParams
 from corespan.protocol.outputs import EngineCoreOutput
 from corespan.protocol.requests import EngineCoreRequest
 
@@ -18,14 +19,6 @@ PROMPTS = [
     "Rivers run through both of them every morning.",
     "x",
 ]
-
-
-def greedy(max_tokens: int = 16, **fields: Any) -> SamplingParams:
-    return SamplingParams(**{"temperature": 0, "max_tokens": max_tokens, "ignore_eos": True, **fields})
-
-
-def tokens(outputs: list[RequestOutput]) -> list[list[int]]:
-    return [output.outputs[0].token_ids for output in outputs]
 
 
 def test_params_on_some_rows_leave_the_other_rows_alone(make_runner: Any, runner: Any) -> None:

@@ -1,12 +1,12 @@
 """A seeded request gives the same answer alone, among 64, from the prefix cache, in chunks and after a preemption, over
 every client and for each of its children: the same tokens in float32, and the same bits in bfloat16."""
 
-import random
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from clients import SMALL_ENGINE, Runner
+from prompts import token_ids
 from safetensors.torch import load_file, save_file
 from tiny_llama import build_tiny_llama
 
@@ -24,12 +24,7 @@ ROOMY = {"max_num_seqs": 64, "num_gpu_blocks_override": 401}
 CRAMPED = {"max_num_batched_tokens": 24, "max_num_seqs": 8, "num_gpu_blocks_override": 9, "max_model_len": 128}
 
 
-def token_ids(length: int, seed: int) -> list[int]:
-    rng = random.Random(seed)
-    return [rng.randrange(4, 512) for _ in range(length)]
-
-
-PROMPTS = [{"prompt_token_ids": token_ids(length, seed=length)} for length in PROMPT_LENGTHS]
+PROMPTS = [{"prompt_token_ids": token_ids(length)} for length in PROMPT_LENGTHS]
 
 
 def seeded(kind: int, child: int = 0, **fields: Any) -> SamplingParams:

@@ -7,6 +7,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+from prompts import tokens
 
 from corespan import RequestOutput, SamplingParams, StructuredOutputsParams
 
@@ -30,10 +31,6 @@ def constrained(max_tokens: int = 200, seed: int | None = None, **fields: Any) -
 
 def answers(seed: int) -> SamplingParams:
     return constrained(json=SCHEMA, disable_any_whitespace=True, seed=seed)
-
-
-def tokens(outputs: list[RequestOutput]) -> list[list[int]]:
-    return [list(output.outputs[0].token_ids) for output in outputs]
 
 
 def check_answer(output: RequestOutput) -> None:

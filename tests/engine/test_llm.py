@@ -6,14 +6,9 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
+from prompts import PROMPTS, greedy
 
 from corespan import LLM, EngineArgs, EngineDeadError, SamplingParams
-
-PROMPTS = ["The capital of France is", "Once upon a time", "one two"]
-
-
-def greedy(max_tokens: int = 6, **fields: Any) -> SamplingParams:
-    return SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, **fields)
 
 
 @pytest.fixture(scope="module")

@@ -5,15 +5,12 @@ from typing import Any
 
 import pytest
 from clients import SMALL_ENGINE
+from prompts import greedy
 
 from corespan import EngineArgs, EngineDeadError, LLMEngine, RequestOutput, RequestOutputKind, SamplingParams
 from corespan.engine.metrics.loggers import StatLoggerBase
 
 PROMPT = "The capital of France is"
-
-
-def greedy(max_tokens: int = 6, **fields: Any) -> SamplingParams:
-    return SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, **fields)
 
 
 @pytest.fixture

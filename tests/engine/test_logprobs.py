@@ -7,25 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 from text_pipeline import add, logprobs_of, make_config, make_request, stream
-from tiny_llama import write_tokenizer
 
 from corespan.engine.input_processor import InputProcessor
 from corespan.engine.logprobs import FlatLogprobs, Logprob
 from corespan.engine.output_processor import OutputProcessor
 from corespan.engine.outputs import RequestOutput
-from corespan.engine.tokenizer import Tokenizer, load_tokenizer
+from corespan.engine.tokenizer import Tokenizer
 from corespan.protocol.outputs import EngineCoreOutput, FinishReason, LogprobsArrays
 from corespan.protocol.params import RequestOutputKind, SamplingParams
 
 CUMULATIVE, DELTA, FINAL_ONLY = RequestOutputKind.CUMULATIVE, RequestOutputKind.DELTA, RequestOutputKind.FINAL_ONLY
 Run = Callable[..., list[RequestOutput]]
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    folder = tmp_path_factory.mktemp("tokenizer")
-    write_tokenizer(folder)
-    return load_tokenizer(str(folder))
 
 
 @pytest.fixture

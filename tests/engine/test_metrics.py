@@ -4,12 +4,10 @@ import sys
 from typing import Any
 
 import pytest
+from prompts import PROMPTS, greedy
 
 from corespan import RequestOutputKind, SamplingParams
-from corespan.engine.metrics.loggers import (
-    PrefixCacheHitRate,
-    StatLoggerManager,
-)
+from corespan.engine.metrics.loggers import PrefixCacheHitRate, StatLoggerManager
 from corespan.engine.metrics.stats import FinishedRequestStats, IterationStats, RequestStateStats
 from corespan.protocol.outputs import (
     EngineCoreEvent,
@@ -20,12 +18,6 @@ from corespan.protocol.outputs import (
     PrefixCacheStats,
     SchedulerStats,
 )
-
-PROMPTS = ["The capital of France is", "Once upon a time"]
-
-
-def greedy(max_tokens: int = 6, **fields: Any) -> SamplingParams:
-    return SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, **fields)
 
 
 def output(tokens: list[int], events: Any = None, prefill: Any = None) -> EngineCoreOutput:

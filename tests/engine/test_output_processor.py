@@ -6,26 +6,18 @@ from typing import Any
 
 import pytest
 from text_pipeline import add, make_config, make_request
-from tiny_llama import write_tokenizer
 
 from corespan.engine.input_processor import InputProcessor
 from corespan.engine.metrics.stats import IterationStats
 from corespan.engine.output_collector import RequestOutputCollector
 from corespan.engine.output_processor import OutputProcessor
 from corespan.engine.outputs import RequestOutput
-from corespan.engine.tokenizer import Tokenizer, load_tokenizer
+from corespan.engine.tokenizer import Tokenizer
 from corespan.protocol.outputs import EngineCoreOutput, FinishReason, PrefillStats
 from corespan.protocol.params import RequestOutputKind, SamplingParams
 from corespan.protocol.requests import EngineCoreRequest
 
 CUMULATIVE, DELTA, FINAL_ONLY = RequestOutputKind.CUMULATIVE, RequestOutputKind.DELTA, RequestOutputKind.FINAL_ONLY
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    folder = tmp_path_factory.mktemp("tokenizer")
-    write_tokenizer(folder)
-    return load_tokenizer(str(folder))
 
 
 @pytest.fixture

@@ -5,19 +5,12 @@ from typing import Any
 
 from prometheus_client import REGISTRY, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
+from prompts import PROMPTS, greedy
 
 from corespan import SamplingParams
 from corespan.engine.metrics.prometheus import one_two_five
 from corespan.engine.metrics.reader import Counter, Gauge, Histogram
-from corespan.protocol.outputs import (
-    SchedulerStats,
-)
-
-PROMPTS = ["The capital of France is", "Once upon a time"]
-
-
-def greedy(max_tokens: int = 6, **fields: Any) -> SamplingParams:
-    return SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, **fields)
+from corespan.protocol.outputs import SchedulerStats
 
 
 def generated(llm: Any) -> list[int]:
@@ -27,7 +20,7 @@ def generated(llm: Any) -> list[int]:
 def test_the_snapshot_counts_what_was_done(make_llm: Any) -> None:
     llm = make_llm(disable_log_stats=False, served_model_name="tiny")
 
-    llm.generate([*PROMPTS, PROMPTS[0]], greedy(), use_tqdm=False)
+    llm.generate(PROMPTS, greedy(6), use_tqdm=False)
     (several,) = llm.generate(PROMPTS[0], SamplingParams(n=2, max_tokens=4, ignore_eos=True), use_tqdm=False)
 
     metrics = {(metric.name, *metric.labels.values()): metric for metric in llm.get_metrics()}
@@ -35,7 +28,7 @@ def test_the_snapshot_counts_what_was_done(make_llm: Any) -> None:
     def value(name: str, *labels: str) -> Any:
         return metrics[(f"vllm:{name}", "tiny", "0", *labels)]
 
-    prompt_tokens = sum(len(llm.get_tokenizer().encode(prompt)) for prompt in [*PROMPTS, *[PROMPTS[0]] * 3])
+    prompt_tokens = sum(len(llm.get_tokenizer().encode(prompt)) for prompt in [*PROMPTS, PROMPTS[0], PROMPTS[0]])
     assert isinstance(value("generation_tokens"), Counter) and value("generation_tokens").value == 3 * 6 + 2 * 4
     assert value("prompt_tokens").value == prompt_tokens
     assert (

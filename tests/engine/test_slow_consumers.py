@@ -1,14 +1,12 @@
 """Streams that nobody reads, and streams that end all at once: what they hold stays small, and nobody else notices."""
 
 import asyncio
-from collections.abc import Iterator
 
 import pytest
-from clients import SMALL_ENGINE
+from async_llm import PROMPT, is_idle
 
-from corespan import AsyncEngineArgs, AsyncLLM, RequestOutputKind, SamplingParams
+from corespan import AsyncLLM, RequestOutputKind, SamplingParams
 
-PROMPT = "The capital of France is"
 UNREAD_TOKENS = 200
 
 
@@ -16,24 +14,11 @@ def greedy(max_tokens: int, output_kind: RequestOutputKind = RequestOutputKind.D
     return SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, output_kind=output_kind)
 
 
-@pytest.fixture(scope="module")
-def engine(tiny_llama_dir: str) -> Iterator[AsyncLLM]:
-    engine = AsyncLLM.from_engine_args(
-        AsyncEngineArgs(**{"model": tiny_llama_dir, "disable_log_stats": True, **SMALL_ENGINE})
-    )
-    yield engine
-    engine.shutdown()
-
-
 async def tokens_of(engine: AsyncLLM, request_id: str, max_tokens: int) -> list[int]:
     tokens: list[int] = []
     async for output in engine.generate(PROMPT, greedy(max_tokens), request_id):
         tokens += output.outputs[0].token_ids
     return tokens
-
-
-async def is_idle(engine: AsyncLLM) -> bool:
-    return not engine.output_processor.request_states and await engine.engine_core.get_request_counts() == [0, 0]
 
 
 @pytest.mark.parametrize("kind", [RequestOutputKind.DELTA, RequestOutputKind.CUMULATIVE])

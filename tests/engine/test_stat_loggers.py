@@ -4,41 +4,19 @@ import logging
 from typing import Any
 
 import pytest
+from prompts import PROMPTS, greedy
 
-from corespan import SamplingParams
-from corespan.engine.metrics.loggers import (
-    LoggingStatLogger,
-    StatLoggerBase,
-    StatLoggerManager,
-)
+from corespan.engine.metrics.loggers import LoggingStatLogger, StatLoggerBase, StatLoggerManager
 from corespan.engine.metrics.prometheus import PrometheusStatLogger
 from corespan.engine.metrics.stats import IterationStats, RequestStateStats
-from corespan.protocol.outputs import (
-    EngineCoreOutput,
-    PrefillStats,
-    PrefixCacheStats,
-    SchedulerStats,
-)
-
-PROMPTS = ["The capital of France is", "Once upon a time"]
-
-
-def greedy(max_tokens: int = 6, **fields: Any) -> SamplingParams:
-    return SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, **fields)
-
-
-def output(tokens: list[int], events: Any = None, prefill: Any = None) -> EngineCoreOutput:
-    return EngineCoreOutput("r", tokens, events=events, prefill_stats=prefill)
-
-
-def generated(llm: Any) -> list[int]:
-    return [metric.value for metric in llm.get_metrics() if metric.name == "vllm:generation_tokens"]
+from corespan.protocol.outputs import EngineCoreOutput, PrefillStats, PrefixCacheStats, SchedulerStats
 
 
 def test_the_log_line_tells_throughput_queues_and_preemptions(make_llm: Any, caplog: pytest.LogCaptureFixture) -> None:
     stat_logger = LoggingStatLogger(make_llm().llm_engine.vllm_config)
     iteration = IterationStats()
-    iteration.update_from_output(output([1, 2], prefill=PrefillStats(10, 4)), 1.0, RequestStateStats())
+    two_tokens = EngineCoreOutput("r", [1, 2], prefill_stats=PrefillStats(10, 4))
+    iteration.update_from_output(two_tokens, 1.0, RequestStateStats())
     stat_logger.record(
         SchedulerStats(
             num_running_reqs=3,
@@ -135,4 +113,4 @@ def test_a_subclass_of_the_prometheus_logger_takes_the_place_of_the_default_one(
 
     prometheus = [each for each in llm.llm_engine.logger_manager.loggers if isinstance(each, PrometheusStatLogger)]
     assert [type(each) for each in prometheus] == [Own]
-    assert generated(llm) == [3]
+    assert {metric.name: metric for metric in llm.get_metrics()}["vllm:generation_tokens"].value == 3

@@ -4,135 +4,21 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
-from clients import SMALL_ENGINE
-from text_pipeline import add, make_config, make_request
-from tiny_llama import write_tokenizer
+from async_llm import build_async_llm, is_idle
 
 from corespan.engine.async_llm import AsyncLLM
-from corespan.engine.engine_args import AsyncEngineArgs
-from corespan.engine.input_processor import InputProcessor
-from corespan.engine.output_collector import RequestOutputCollector
-from corespan.engine.output_processor import OutputProcessor
 from corespan.engine.outputs import RequestOutput
 from corespan.engine.streaming_input import StreamingInput
-from corespan.engine.tokenizer import Tokenizer, load_tokenizer
-from corespan.protocol.outputs import EngineCoreOutput, FinishReason
 from corespan.protocol.params import RequestOutputKind, SamplingParams
-from corespan.protocol.requests import EngineCoreRequest
 
 CUMULATIVE, DELTA = RequestOutputKind.CUMULATIVE, RequestOutputKind.DELTA
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    folder = tmp_path_factory.mktemp("tokenizer")
-    write_tokenizer(folder)
-    return load_tokenizer(str(folder))
-
-
-class Session:
-    """One streamed prompt in an output processor, fed with pieces and with what the core makes of them."""
-
-    def __init__(self, tokenizer: Tokenizer, kind: RequestOutputKind) -> None:
-        self.inputs = InputProcessor(make_config(), tokenizer)
-        self.processor = OutputProcessor(tokenizer, log_stats=False)
-        first = msgspec.structs.replace(self.request([70, 71], kind), resumable=True)
-        self.request_id = first.request_id
-        self.kind = kind
-        self.queue = RequestOutputCollector(kind, self.request_id)
-        add(self.processor, first, queue=self.queue)
-
-    def request(self, prompt: list[int], kind: RequestOutputKind) -> EngineCoreRequest:
-        return make_request(self.inputs, prompt, SamplingParams(output_kind=kind, max_tokens=2))[0]
-
-    def piece(self, prompt: list[int], last: bool = False) -> bool:
-        request = msgspec.structs.replace(
-            self.request(prompt, self.kind), request_id=self.request_id, resumable=not last
-        )
-        return self.processor.extend_session(request)
-
-    def core_says(self, *token_ids: int, finish: FinishReason | None = None) -> RequestOutput | None:
-        processed = self.processor.process_outputs([EngineCoreOutput(self.request_id, list(token_ids), finish)])
-        self.aborted_in_core = processed.reqs_to_abort
-        return self.queue.get_nowait()
-
-    @property
-    def is_over(self) -> bool:
-        return not (self.processor.request_states or self.processor.external_req_ids)
-
-
-def test_pieces_are_answered_one_after_the_other_until_the_session_closes(tokenizer: Tokenizer) -> None:
-    session = Session(tokenizer, DELTA)
-    first = session.core_says(80, 81, finish=FinishReason.LENGTH)
-    assert first is not None and not first.finished
-    assert (first.outputs[0].token_ids, first.outputs[0].finish_reason) == ([80, 81], "length")
-    assert session.piece([72, 73])
-    second = session.core_says(82)
-    assert second is not None and second.outputs[0].token_ids == [82]
-    assert second.prompt_token_ids == [70, 71, 80, 72, 73]  # as the core has it: without the token sampled last
-    assert session.piece([0], last=True)
-    last = session.core_says(83, finish=FinishReason.STOP)
-    assert last is not None and last.finished and session.is_over
-
-
-def test_pieces_that_come_early_wait_for_their_turn(tokenizer: Tokenizer) -> None:
-    session = Session(tokenizer, CUMULATIVE)
-    assert session.piece([72]) and session.piece([73]) and session.piece([0], last=True)
-    outputs = [session.core_says(80 + at, finish=FinishReason.LENGTH) for at in range(3)]
-    assert [output.finished for output in outputs if output] == [False, False, True]
-    assert [output.prompt_token_ids for output in outputs if output] == [[70, 71], [70, 71, 72], [70, 71, 72, 73]]
-    assert [output.outputs[0].token_ids for output in outputs if output] == [[80], [80, 81], [80, 81, 82]]
-    assert session.is_over
-
-
-@pytest.mark.parametrize("kind", [CUMULATIVE, DELTA])
-def test_closing_an_idle_session_ends_it_at_once(tokenizer: Tokenizer, kind: RequestOutputKind) -> None:
-    session = Session(tokenizer, kind)
-    session.core_says(80, finish=FinishReason.STOP)
-    assert session.piece([0], last=True)
-    output = session.queue.get_nowait()
-    assert output is not None and output.finished and session.is_over
-    assert output.outputs[0].token_ids == ([] if kind is DELTA else [80])
-    assert not session.piece([72])
-
-
-@pytest.mark.parametrize("finish", [FinishReason.LENGTH, FinishReason.ERROR])
-def test_a_session_that_the_core_ends_takes_no_more_pieces(tokenizer: Tokenizer, finish: FinishReason) -> None:
-    session = Session(tokenizer, DELTA)
-    output = session.core_says(finish=finish)
-    assert output is not None and output.finished and session.is_over
-    assert session.aborted_in_core == [session.request_id]  # lest a piece on its way there begin another request
-    assert not session.piece([72])
-
-
-def test_an_idle_session_can_be_aborted(tokenizer: Tokenizer) -> None:
-    session = Session(tokenizer, DELTA)
-    session.core_says(80, finish=FinishReason.STOP)
-    assert session.processor.abort_requests([session.request_id], internal=True) == [session.request_id]
-    output = session.queue.get_nowait()
-    assert output is not None and output.finished and output.outputs[0].finish_reason == "abort"
-    assert session.is_over
-
-
-def test_an_answer_follows_on_its_piece_not_on_the_answer_before(tokenizer: Tokenizer) -> None:
-    whole = tokenizer.encode("日", add_special_tokens=False)
-    session = Session(tokenizer, CUMULATIVE)
-    session.core_says(*whole[:-1], finish=FinishReason.LENGTH)
-    session.piece([72])
-    output = session.core_says(*whole, finish=FinishReason.LENGTH)
-    assert output is not None and output.outputs[0].text == "\ufffd日"
-
-
-# Through AsyncLLM
-
-
-@pytest.fixture(scope="module")
 def engine(tiny_llama_dir: str) -> Iterator[AsyncLLM]:
-    options = {"disable_log_stats": True, "enable_prompt_embeds": True, **SMALL_ENGINE}
-    engine = AsyncLLM.from_engine_args(AsyncEngineArgs(model=tiny_llama_dir, **options))
+    engine = build_async_llm(tiny_llama_dir, enable_prompt_embeds=True)
     yield engine
     engine.shutdown()
 
@@ -144,10 +30,6 @@ def greedy(kind: RequestOutputKind = DELTA, **fields: Any) -> SamplingParams:
 async def answer(engine: AsyncLLM, prompt: list[int]) -> list[int]:
     outputs = [output async for output in engine.generate(prompt, greedy(CUMULATIVE), "plain")]
     return outputs[-1].outputs[0].token_ids
-
-
-async def nothing_runs(engine: AsyncLLM) -> bool:
-    return not engine.output_processor.request_states and await engine.engine_core.get_request_counts() == [0, 0]
 
 
 PIECES = [[70, 71, 72], [80, 81], [90]]
@@ -178,7 +60,7 @@ async def test_each_piece_is_answered_behind_all_that_was_said(engine: AsyncLLM,
             answered_pieces.release()
     assert received == expected
     assert last is not None and last.finished
-    assert await nothing_runs(engine)
+    assert await is_idle(engine)
 
 
 async def test_leaving_early_stops_the_generator_of_pieces(engine: AsyncLLM) -> None:
@@ -195,7 +77,7 @@ async def test_leaving_early_stops_the_generator_of_pieces(engine: AsyncLLM) -> 
     await anext(stream)
     await stream.aclose()
     await closed.wait()
-    assert await nothing_runs(engine)
+    assert await is_idle(engine)
 
 
 async def test_what_the_generator_raises_reaches_the_reader(engine: AsyncLLM) -> None:
@@ -211,7 +93,7 @@ async def test_what_the_generator_raises_reaches_the_reader(engine: AsyncLLM) ->
         with pytest.raises(error):
             async for _ in engine.generate(pieces, greedy(), "fails"):
                 pass
-        assert await nothing_runs(engine)
+        assert await is_idle(engine)
 
 
 @pytest.mark.parametrize(
@@ -229,18 +111,18 @@ async def test_params_that_need_the_whole_prompt_are_refused(engine: AsyncLLM, f
 
     with pytest.raises(ValueError, match=next(iter(fields))):
         await anext(engine.generate(pieces(), greedy(**fields), "refused"))
-    assert await nothing_runs(engine)
+    assert await is_idle(engine)
 
 
 async def test_an_engine_that_restarts_its_core_takes_whole_prompts_only(tiny_llama_dir: str) -> None:
     async def pieces() -> AsyncIterator[StreamingInput]:
         yield StreamingInput([70, 71])
 
-    restarting = AsyncLLM.from_engine_args(AsyncEngineArgs(model=tiny_llama_dir, engine_restart=1, **SMALL_ENGINE))
+    restarting = build_async_llm(tiny_llama_dir, engine_restart=1)
     try:
         with pytest.raises(ValueError, match="engine_restart"):
             await anext(restarting.generate(pieces(), greedy(), "pieces"))
-        assert await nothing_runs(restarting)
+        assert await is_idle(restarting)
     finally:
         restarting.shutdown()
 
@@ -268,7 +150,7 @@ async def test_a_session_that_outgrows_the_model_ends_by_length(engine: AsyncLLM
 
     outputs = [output async for output in engine.generate(pieces(), greedy(), "endless")]
     assert outputs[-1].finished and outputs[-1].outputs[0].finish_reason == "length"
-    assert await nothing_runs(engine)
+    assert await is_idle(engine)
 
 
 async def last_output(engine: AsyncLLM, inputs: list[StreamingInput], params: SamplingParams) -> RequestOutput:
@@ -283,7 +165,7 @@ async def last_output(engine: AsyncLLM, inputs: list[StreamingInput], params: Sa
     async for output in engine.generate(pieces(), params, "streamed"):
         if output.outputs[0].finish_reason is not None:
             answered.release()
-    assert output.finished and await nothing_runs(engine)
+    assert output.finished and await is_idle(engine)
     return output
 
 
@@ -345,7 +227,7 @@ async def test_a_pause_between_two_pieces(engine: AsyncLLM, mode: Any) -> None:
         assert (last.outputs[0].finish_reason, len(last.outputs[0].token_ids)) == ("abort", 4)
     else:
         assert last.outputs[0].token_ids == undisturbed.outputs[0].token_ids
-    assert await nothing_runs(engine)
+    assert await is_idle(engine)
 
 
 async def test_sleeping_ends_an_idle_session(engine: AsyncLLM) -> None:
@@ -366,7 +248,7 @@ async def test_sleeping_ends_an_idle_session(engine: AsyncLLM) -> None:
     await engine.wake_up()
     await closed.wait()
     assert output.finished and reasons[-1] == "abort"
-    assert await nothing_runs(engine)
+    assert await is_idle(engine)
 
 
 async def test_an_abort_by_the_callers_id_ends_a_session_that_waits_for_its_next_piece(engine: AsyncLLM) -> None:
@@ -380,7 +262,7 @@ async def test_an_abort_by_the_callers_id_ends_a_session_that_waits_for_its_next
         if reasons[-1] == "length":
             await engine.abort("by-name")
     assert output.finished and reasons[-1] == "abort"
-    assert await nothing_runs(engine)
+    assert await is_idle(engine)
 
 
 async def test_a_generator_that_is_cancelled_from_within_does_not_leave_its_reader_waiting(engine: AsyncLLM) -> None:
@@ -391,7 +273,7 @@ async def test_a_generator_that_is_cancelled_from_within_does_not_leave_its_read
     with pytest.raises(asyncio.CancelledError):
         async for _ in engine.generate(pieces(), greedy(), "cancelled"):
             pass
-    assert await nothing_runs(engine)
+    assert await is_idle(engine)
 
 
 @pytest.mark.parametrize(
@@ -417,7 +299,7 @@ async def test_a_later_piece_that_cannot_follow_is_the_readers_error(
     with pytest.raises(error, match=named):
         async for _ in engine.generate(pieces(), greedy(), "fails"):
             pass
-    assert await nothing_runs(engine)
+    assert await is_idle(engine)
 
 
 async def test_embeddings_do_not_come_in_pieces(engine: AsyncLLM) -> None:
@@ -431,4 +313,4 @@ async def test_embeddings_do_not_come_in_pieces(engine: AsyncLLM) -> None:
         with pytest.raises(ValueError, match="prompt_embeds"):
             async for _ in engine.generate(pieces(first), greedy(), "embeds"):
                 pass
-    assert await nothing_runs(engine)
+    assert await is_idle(engine)

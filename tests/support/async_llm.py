@@ -1,0 +1,31 @@
+"""`AsyncLLM` as its tests use it: a small engine, a stream read to its end, and whether anything is left."""
+
+from typing import Any
+
+from clients import SMALL_ENGINE
+
+from corespan import AsyncEngineArgs, AsyncLLM, RequestOutput, SamplingParams
+
+PROMPT = "The capital of France is"
+
+
+def build_async_llm(model: str, **engine_args: Any) -> AsyncLLM:
+    return AsyncLLM.from_engine_args(
+        AsyncEngineArgs(**{"model": model, "disable_log_stats": True, **SMALL_ENGINE, **engine_args})
+    )
+
+
+async def collect(
+    engine: AsyncLLM, request_id: str, params: SamplingParams, prompt: Any = PROMPT
+) -> list[RequestOutput]:
+    return [output async for output in engine.generate(prompt, params, request_id)]
+
+
+async def is_idle(engine: AsyncLLM) -> bool:
+    processor = engine.output_processor
+    tables = (processor.request_states, processor.parent_requests, processor.external_req_ids)
+    return (
+        not any(tables)
+        and await engine.engine_core.get_request_counts() == [0, 0]
+        and bool(await engine.reset_prefix_cache())
+    )

@@ -1,0 +1,129 @@
+"""Aborts, ids used twice, and requests that are refused or fail, over the three clients: no neighbour notices."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from prompts import PROMPTS, greedy, tokens
+
+from corespan import RequestOutput, SamplingParams
+
+
+@pytest.mark.parametrize("n", [1, 4])
+def test_abort_frees_blocks_and_every_table_while_running(runner: Any, n: int) -> None:
+    params = SamplingParams(n=n, temperature=1.0, max_tokens=400, ignore_eos=True)
+
+    outputs = runner.stream(PROMPTS[0], params, abort_after=2)
+
+    assert not outputs[-1].finished
+    assert runner.is_idle()
+
+
+def test_abort_leaves_the_neighbour_alone(runner: Any) -> None:
+    (alone,) = runner.generate(PROMPTS[2], greedy(60))
+
+    def abort_another() -> None:
+        runner.stream(PROMPTS[1], greedy(400), abort_after=3)
+
+    together = runner.with_neighbour(PROMPTS[2], greedy(60), abort_another)
+
+    assert tokens([together]) == tokens([alone])
+
+
+BAD_REQUESTS = {
+    "token id past the vocabulary": ({"prompt_token_ids": [5, 512]}, {}, ValueError),
+    "negative token id": ({"prompt_token_ids": [-1]}, {}, ValueError),
+    "huge token id": ({"prompt_token_ids": [2**40]}, {}, ValueError),
+    "empty prompt": ({"prompt_token_ids": []}, {}, ValueError),
+    "prompt as long as max_model_len": ({"prompt_token_ids": [5] * 512}, {}, ValueError),
+    "prompt longer than max_model_len": ({"prompt_token_ids": [5] * 513}, {}, ValueError),
+    "bias on a token past the vocabulary": ("hi", {"logit_bias": {512: 1.0}}, ValueError),
+    "bias on a negative token": ("hi", {"logit_bias": {-1: 1.0}}, ValueError),
+    "allowed token past the vocabulary": ("hi", {"allowed_token_ids": [512]}, ValueError),
+    "stop token past the vocabulary": ("hi", {"stop_token_ids": [512]}, ValueError),
+    "too many logprobs": ("hi", {"logprobs": 10**6}, ValueError),
+    "too many prompt logprobs": ("hi", {"prompt_logprobs": 10**6}, ValueError),
+    "bytes for a prompt": (b"hi", {}, TypeError),
+    "a dict without a prompt": ({"text": "hi"}, {}, TypeError),
+    "floats for token ids": ({"prompt_token_ids": [1.5]}, {}, TypeError),
+    "a number for text": ({"prompt": 5}, {}, TypeError),
+    "a lone surrogate": ("\ud800", {}, ValueError),
+    "embeddings without the option": ({"prompt_embeds": np.zeros((1, 64), np.float32)}, {}, ValueError),
+}
+
+
+def test_bad_requests_are_refused_at_the_caller_and_harm_no_neighbour(runner: Any) -> None:
+    (alone,) = runner.generate(PROMPTS[0], greedy(200))
+
+    def send_bad_requests() -> None:
+        for name, (prompt, fields, error) in BAD_REQUESTS.items():
+            with pytest.raises(error):
+                runner.stream(prompt, SamplingParams(max_tokens=4, **fields))
+                pytest.fail(f"{name} was accepted")
+
+    together = runner.with_neighbour(PROMPTS[0], greedy(200), send_bad_requests)
+
+    assert tokens([together]) == tokens([alone])
+    assert runner.is_idle()
+
+
+def test_two_live_requests_may_share_the_callers_id(runner: Any) -> None:
+    alone = runner.generate(PROMPTS[:2], greedy(30))
+
+    together = runner.under_one_id("shared", PROMPTS[:2], greedy(30))
+
+    assert tokens([together[prompt] for prompt in PROMPTS[:2]]) == tokens(alone)
+    assert {output.request_id for output in together.values()} == {"shared"}
+
+
+def test_without_random_ids_a_live_id_is_refused_and_free_again_after_the_end(
+    runner: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_DISABLE_REQUEST_ID_RANDOMIZATION", "1")
+    (alone,) = runner.generate(PROMPTS[0], greedy(40))
+
+    def same_id_again() -> None:
+        with pytest.raises(ValueError, match="twin"):
+            runner.stream(PROMPTS[1], greedy(4), request_id="twin")
+
+    first = runner.with_neighbour(PROMPTS[0], greedy(40), same_id_again, request_id="twin")
+
+    assert tokens([first]) == tokens([alone])
+    assert len(runner.stream(PROMPTS[1], greedy(4), request_id="twin")[-1].outputs[0].token_ids) == 4
+
+
+def test_a_request_that_the_core_rejects_ends_alone_with_an_error(runner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from corespan.engine.input_processor import InputProcessor
+    from corespan.protocol.requests import EngineCoreRequest
+
+    monkeypatch.setattr(InputProcessor, "check_prepared", lambda *arguments: None)
+    (alone,) = runner.generate(PROMPTS[2], greedy(60))
+    rejected: list[RequestOutput] = []
+    request = EngineCoreRequest("unchecked", prompt_token_ids=[600], sampling_params=greedy(4))
+
+    together = runner.with_neighbour(
+        PROMPTS[2],
+        greedy(60),
+        lambda: rejected.extend(runner.stream(request, greedy(4), request_id="unchecked")),
+    )
+
+    assert rejected[-1].outputs[0].finish_reason == "error"
+    assert tokens([together]) == tokens([alone])
+    assert runner.is_idle()
+
+
+def test_a_prepared_request_keeps_its_own_id(runner: Any) -> None:
+    processor = runner.engine.input_processor if runner.kind == "async_mp" else runner.llm.llm_engine.input_processor
+    request, _ = processor.process_inputs("its-own", PROMPTS[0], greedy(6))
+
+    outputs = runner.stream(request, greedy(6), request_id="another")
+
+    assert outputs[-1].request_id == "its-own"
+    assert tokens([outputs[-1]]) == tokens(runner.generate(PROMPTS[0], greedy(6)))
+
+
+def test_a_utility_that_fails_is_that_calls_error_alone(runner: Any) -> None:
+    with pytest.raises(Exception, match="no_such_method"):
+        runner.call("collective_rpc", "no_such_method")
+
+    assert len(runner.generate(PROMPTS[0], greedy(3))) == 1
