@@ -131,9 +131,12 @@ def check_everywhere(engines: Engines) -> list[list[Figures]]:
         assert engines.of(engines.cramped.generate(PROMPTS[kind], seeded(kind)))[0] == expected[kind][:1]  # in chunks
         before = engines.num_preemptions()
         first = SamplingParams(max_tokens=100, ignore_eos=True)  # since it began first, the other one is preempted
-        pair = engines.cramped.generate([others[10], PROMPTS[kind]], [first, seeded(kind)])
+        for _ in range(100):  # a second request that reaches the core late finds no room to be preempted from
+            pair = engines.cramped.generate([others[10], PROMPTS[kind]], [first, seeded(kind)])
+            assert engines.of(pair[1:])[0] == expected[kind][:1]
+            if engines.num_preemptions() > before:
+                break
         assert engines.num_preemptions() > before
-        assert engines.of(pair[1:])[0] == expected[kind][:1]
     assert engines.of(engines.cramped.generate(PROMPTS, parents)) == expected
     return expected
 

@@ -236,12 +236,14 @@ class Recording:
             *(_Entry(operation.kind, ctypes.addressof(operation)) for operation in operations)
         )
         self._address = ctypes.addressof(self._entries)
+        self._count = len(operations)
         self._run = _library().corespan_run
         self._level = isa_level()
 
-    def run(self) -> None:
-        """Runs all operations in one parallel region. Releases the GIL meanwhile."""
-        self._run(self._level, self._address, len(self._operations), torch.get_num_threads())
+    def run(self, first: int = 0) -> None:
+        """Runs all operations, or those from `first` on, in one parallel region. Releases the GIL meanwhile."""
+        address = self._address + first * ctypes.sizeof(_Entry)
+        self._run(self._level, address, self._count - first, torch.get_num_threads())
 
 
 def run(*operations: Operation) -> None:

@@ -13,28 +13,32 @@ def supports(logits: torch.Tensor) -> bool:
     return logits.device.type == "cpu" and logits.stride(1) == 1 and library.is_available()
 
 
-def draw(
-    logits: torch.Tensor,
-    temperature: np.ndarray,
-    min_p: np.ndarray,
-    top_k: np.ndarray,
-    top_p: np.ndarray,
-    uniforms: np.ndarray,
-    processed: torch.Tensor | None = None,
-) -> tuple[np.ndarray, np.ndarray]:
-    """One token for each row of logits, and the row's largest logit: [n] int64, [n] float32.
+class Draw:
+    """One token for each row of logits, and the row's largest logit. Reads its arrays anew each time.
 
     logits: [n, vocab] float32. temperature (0: greedy), min_p (0: off), top_p (1: off), uniforms: [n] float64;
     top_k: [n] int64 (0: off). processed: [n, vocab] float32, takes the logits that the tokens were drawn from. A row
     whose largest logit is not finite is not drawn from: its token is that entry's.
     """
-    token_ids = np.empty(logits.shape[0], dtype=np.int64)
-    largest = np.empty(logits.shape[0], dtype=np.float32)
-    rows = library.Int(logits.shape[0])
-    library.run(
-        library.Draw(
+
+    def __init__(
+        self,
+        logits: torch.Tensor,
+        temperature: np.ndarray,
+        min_p: np.ndarray,
+        top_k: np.ndarray,
+        top_p: np.ndarray,
+        uniforms: np.ndarray,
+        processed: torch.Tensor | None = None,
+    ) -> None:
+        """The logits are not kept alive: they must be at `logits_at` at each run."""
+        self.logits_at = logits.data_ptr()
+        self._token_ids = np.empty(logits.shape[0], dtype=np.int64)
+        self._largest = np.empty(logits.shape[0], dtype=np.float32)
+        rows = library.Int(logits.shape[0])
+        operation = library.Draw(
             rows=ctypes.addressof(rows),
-            logits=logits.data_ptr(),
+            logits=self.logits_at,
             stride=logits.stride(0),
             n=logits.shape[1],
             temperature=temperature.ctypes.data,
@@ -42,12 +46,16 @@ def draw(
             top_k=top_k.ctypes.data,
             top_p=top_p.ctypes.data,
             uniforms=uniforms.ctypes.data,
-            token_ids=token_ids.ctypes.data,
-            largest=largest.ctypes.data,
+            token_ids=self._token_ids.ctypes.data,
+            largest=self._largest.ctypes.data,
             processed=None if processed is None else processed.data_ptr(),
         )
-    )
-    return token_ids, largest
+        self._recording = library.Recording([operation], (rows, temperature, min_p, top_k, top_p, uniforms, processed))
+
+    def run(self) -> tuple[np.ndarray, np.ndarray]:
+        """[n] int64, [n] float32; overwritten by the next run."""
+        self._recording.run()
+        return self._token_ids, self._largest
 
 
 def logprobs(

@@ -75,22 +75,22 @@ class Decoder:
         self.lm_head = projections.linear(["model.embed_tokens" if config.tie_word_embeddings else "lm_head"])
         self.frequencies = inverse_frequencies(config.rope, config.head_dim)
 
-    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """token_ids: [num_tokens] int64. Returns [num_tokens, hidden_size]."""
-        return F.embedding(token_ids, self.embed_weight)
-
+    @torch.inference_mode()
     def forward(
         self,
-        hidden: torch.Tensor,
+        token_ids: torch.Tensor,
         kv_caches: Sequence[KVCache],
         metadata: AttentionMetadata,
         output_rows: torch.Tensor | None = None,
+        prompt_embeds: Sequence[tuple[int, torch.Tensor]] = (),
     ) -> torch.Tensor:
-        """Runs all layers and returns the hidden states before the final norm.
+        """Embeds the tokens, runs all layers and returns the hidden states before the final norm.
 
-        hidden: [num_tokens, hidden_size], overwritten; kv_caches: one a layer; output_rows: [n] int64, the tokens whose
-        states are wanted, None for all. Returns [n or num_tokens, hidden_size].
+        token_ids: [num_tokens] int64; kv_caches: one a layer; output_rows: [n] int64, the tokens whose states are
+        wanted, None for all; prompt_embeds: (first token, [count, hidden_size] of any float type), what to take in
+        place of those tokens' embeddings. Returns [n or num_tokens, hidden_size].
         """
+        hidden = self._embedded(token_ids, prompt_embeds)
         cos, sin = rotary_tables(self.frequencies, metadata.positions, self.dtype)
         last = len(self.layers) - 1
         update: torch.Tensor | None = None
@@ -103,9 +103,16 @@ class Decoder:
             update = layer.down(layer.gate_up(normed))
         return hidden if update is None else hidden.add_(update)
 
+    @torch.inference_mode()
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden: [n, hidden_size] from `forward`. Returns [n, vocab_size] float32."""
         return self.lm_head(self.ops.rms_norm(hidden, self.norm, self.config.rms_norm_eps)).float()
+
+    def _embedded(self, token_ids: torch.Tensor, prompt_embeds: Sequence[tuple[int, torch.Tensor]]) -> torch.Tensor:
+        hidden = F.embedding(token_ids, self.embed_weight)
+        for first, embeds in prompt_embeds:
+            hidden[first : first + embeds.shape[0]] = embeds
+        return hidden
 
     def _norm_after(self, update: torch.Tensor | None, residual: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         if update is None:

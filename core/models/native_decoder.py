@@ -3,6 +3,7 @@
 The model runner uses it in place of `Decoder` where the kernels can run the model."""
 
 import ctypes
+import weakref
 from collections.abc import Sequence
 
 import torch
@@ -43,11 +44,13 @@ class NativeDecoder(Decoder):
     """
 
     _recording: library.Recording | None = None
+    _first_cache: weakref.ref[torch.Tensor] | None = None  # of the caches in `_recording`
+    _metadata: AttentionMetadata | None = None  # of the last step
     _head: library.Recording | None = None
-    _head_input = 0  # the address of the states that `_head` takes
+    _head_input = torch.empty(0)
+    _head_input_at = 0  # the address that `_head` reads from
     _logits = torch.empty(0, 0)
     _capacity = 0
-    _caches_at: Sequence[int] = ()
 
     @staticmethod
     def supports(config: DecoderConfig, dtype: torch.dtype, attention_backend: type[AttentionBackend]) -> bool:
@@ -57,51 +60,71 @@ class NativeDecoder(Decoder):
             size % 16 == 0 and PackedWeight.supports(dtype, size, size) for size in sizes
         )
 
-    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """As `Decoder.embed`, but into the buffer that `forward` works on."""
-        self._reserve(token_ids.shape[0])
-        hidden = self._hidden[: token_ids.shape[0]]
-        return torch.index_select(self.embed_weight, 0, token_ids, out=hidden)
-
     def forward(
         self,
-        hidden: torch.Tensor,
+        token_ids: torch.Tensor,
         kv_caches: Sequence[KVCache],
         metadata: AttentionMetadata,
         output_rows: torch.Tensor | None = None,
+        prompt_embeds: Sequence[tuple[int, torch.Tensor]] = (),
     ) -> torch.Tensor:
-        """As `Decoder.forward`. The result is overwritten by the next call."""
-        num_tokens = hidden.shape[0]
-        self._reserve(num_tokens)
+        """As `Decoder.forward`. The result is overwritten by the next call.
+
+        Metadata that comes again at once comes with the same tensors as before, though their content may be new.
+        """
+        if metadata is not self._metadata:
+            self._enter_step(token_ids, metadata, output_rows)
         self._extend_rotary_table(metadata.max_seq_len)
-        if hidden.data_ptr() != self._hidden.data_ptr():
-            self._hidden[:num_tokens] = hidden
-        caches_at = [cache.data_ptr() for cache in kv_caches]
-        if self._recording is None or self._caches_at != caches_at:
+        if self._recording is None or self._first_cache is None or self._first_cache() is not kv_caches[0]:
             self._recording = self._record(kv_caches)
-            self._caches_at = caches_at
+            self._first_cache = weakref.ref(kv_caches[0])
+        if prompt_embeds:
+            self._embed_with(prompt_embeds, token_ids)
+        self._recording.run(first=1 if prompt_embeds else 0)
+        return self._result
+
+    @torch.inference_mode()
+    def _enter_step(
+        self, token_ids: torch.Tensor, metadata: AttentionMetadata, output_rows: torch.Tensor | None
+    ) -> None:
+        """Points the recording at the step's tensors."""
+        num_tokens = metadata.num_tokens
+        self._reserve(num_tokens)
         num_rows = num_tokens if output_rows is None else output_rows.shape[0]
         self._num_tokens.value, self._num_rows.value = num_tokens, num_rows
         self._output_rows[:num_rows] = self._every_row[:num_rows] if output_rows is None else output_rows
+        self._embed.ids = token_ids.data_ptr()
         fill_step(self._step, metadata, self.layers[0].attention.block_size)
-        self._recording.run()
-        return self._output[:num_rows]
+        self._result = self._output[:num_rows]
+        self._metadata = metadata
+
+    @torch.inference_mode()
+    def _embed_with(self, prompt_embeds: Sequence[tuple[int, torch.Tensor]], token_ids: torch.Tensor) -> None:
+        hidden = self._embedded(token_ids, prompt_embeds)
+        self._hidden[: hidden.shape[0]] = hidden
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """As `Decoder.compute_logits`. The result is overwritten by the next call."""
+        if hidden is not self._head_input:
+            self._enter_head(hidden)
+        assert self._head is not None
+        self._head.run()
+        return self._head_logits
+
+    def _enter_head(self, hidden: torch.Tensor) -> None:
+        """Points the head's recording at these states."""
         num_rows = hidden.shape[0]
         if num_rows > self._logits.shape[0]:
             self._normed_rows = memory.allocate((num_rows, self.config.hidden_size), self.dtype)
             self._logits = memory.allocate((num_rows, self.config.vocab_size), torch.float32)
             self._quantized_rows = QuantizedRows(num_rows, self.config.hidden_size)
             self._head = None
-        if self._head is None or self._head_input != hidden.data_ptr():
+        if self._head is None or self._head_input_at != hidden.data_ptr():
             self._head_rows = library.Int()
             self._head = self._record_head(hidden, ctypes.addressof(self._head_rows))
-            self._head_input = hidden.data_ptr()
+            self._head_input_at = hidden.data_ptr()
         self._head_rows.value = num_rows
-        self._head.run()
-        return self._logits[:num_rows]
+        self._head_input, self._head_logits = hidden, self._logits[:num_rows]
 
     def _record_head(self, hidden: torch.Tensor, rows: int) -> library.Recording:
         assert isinstance(self.lm_head, NativeLinear)
@@ -132,6 +155,13 @@ class NativeDecoder(Decoder):
         self._every_row = torch.arange(capacity)
         self._output_rows = torch.empty(capacity, dtype=torch.int64)
         self._num_tokens, self._num_rows, self._step = library.Int(), library.Int(), library.Step()
+        self._embed = library.Embed(
+            rows=ctypes.addressof(self._num_tokens),
+            table=self.embed_weight.data_ptr(),
+            out=self._hidden.data_ptr(),
+            size=config.hidden_size,
+            dtype=library.dtype_code(self.dtype),
+        )
         self._partials = torch.empty(_PARTIALS_FLOATS)
 
     _cos_sin = torch.empty(0, 0)
@@ -144,7 +174,7 @@ class NativeDecoder(Decoder):
 
     def _record(self, kv_caches: Sequence[KVCache]) -> library.Recording:
         tokens, rows = ctypes.addressof(self._num_tokens), ctypes.addressof(self._num_rows)
-        operations = self._in_row_blocks(tokens, self._before_attention(0, kv_caches, None))
+        operations = [self._embed, *self._in_row_blocks(tokens, self._before_attention(0, kv_caches, None))]
         for index, layer in enumerate(self.layers[:-1]):
             operations += [self._attention(layer, kv_caches[index])]
             chain = self._after_attention(layer, tokens, self._attended, self._hidden)

@@ -17,30 +17,30 @@ from . import torch_draw
 @dataclass(slots=True)
 class DrawParams:
     """For each row: temperature [n] float64, 0: greedy; min_p [n] float64, 0: off; top_k [n] int64, 0: off; top_p [n]
-    float64, 1: off; uniforms [n] float64 in [0, 1)."""
+    float64, 1: off; uniforms [n] float64 in [0, 1). `recorded`: the draw that reads these arrays, for its next time."""
 
     temperature: np.ndarray
     min_p: np.ndarray
     top_k: np.ndarray
     top_p: np.ndarray
     uniforms: np.ndarray
+    recorded: native.Draw | None = None
 
 
-@dataclass(slots=True)
-class Drawn:
-    """token_ids: [n] int64; largest: [n] float32, each row's largest logit. `processed`, when asked for: [n, vocab],
-    the logits over temperature that the tokens were drawn from, -inf where not kept; greedy rows as they were."""
+def draw(
+    logits: torch.Tensor, params: DrawParams, processed: torch.Tensor | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """The tokens, [n] int64, which the next draw with these parameters may overwrite, and each row's largest logit, [n]
+    float32. A row whose largest logit is not finite is not drawn from; ignore its token.
 
-    token_ids: np.ndarray
-    largest: np.ndarray
-    processed: torch.Tensor | None
-
-
-def draw(logits: torch.Tensor, params: DrawParams, want_processed: bool = False) -> Drawn:
-    """logits: [n, vocab] float32. A row whose largest logit is not finite is not drawn from; ignore its token."""
-    processed = torch.empty_like(logits) if want_processed else None
-    implementation = native.draw if native.supports(logits) else torch_draw.draw
-    token_ids, largest = implementation(
-        logits, params.temperature, params.min_p, params.top_k, params.top_p, params.uniforms, processed
-    )
-    return Drawn(token_ids, largest, processed)
+    logits: [n, vocab] float32. processed: [n, vocab] float32, takes the logits over temperature that the tokens were
+    drawn from, -inf where not kept; greedy rows as they were.
+    """
+    recorded = params.recorded
+    if recorded is None or recorded.logits_at != logits.data_ptr() or processed is not None:
+        arrays = params.temperature, params.min_p, params.top_k, params.top_p, params.uniforms
+        if not native.supports(logits):
+            return torch_draw.draw(logits, *arrays, processed)
+        recorded = native.Draw(logits, *arrays, processed)
+        params.recorded = recorded if processed is None else None
+    return recorded.run()

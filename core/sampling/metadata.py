@@ -21,6 +21,9 @@ from .logits_processors.interface import (
 )
 from .penalties import TokenCounts, uses_penalties
 
+_NOISE_AHEAD = 16
+"""Steps for which the randomness is worked out at once."""
+
 
 class SamplingBatch:
     """Parameters, token counts and logits processors of the requests in the batch, by row.
@@ -45,6 +48,12 @@ class SamplingBatch:
         self._custom = load_logits_processors(vllm_config.model_config.logits_processors, vllm_config, self.device)
         builtin = [processor(vllm_config, self.device, False) for processor in BUILTIN_PROCESSORS]
         self.processors: list[LogitsProcessor] = [*builtin, *self._custom]
+        self.active_processors: list[LogitsProcessor] = []
+        self._params: DrawParams | None = None  # of `_drawn_rows`, as long as they alone go on
+        self._drawn_rows = np.empty(0, dtype=np.int64)
+        self._noise = np.empty((_NOISE_AHEAD, 0))  # of their next tokens
+        self._is_random = False  # whether any of them is not greedy
+        self._num_appended = 0  # tokens to each of them that `num_tokens` lacks
         self._updates: list[BatchUpdate] = []
 
     @property
@@ -62,6 +71,7 @@ class SamplingBatch:
         self._check_token_ids(params)
         for processor in self._custom:
             processor.validate_params(params)
+        self._enter_appended()
         self._forget(row)
         self._rows.add(row)
         prompt, output = request.token_ids[: request.num_prompt_tokens], request.token_ids[request.num_prompt_tokens :]
@@ -81,12 +91,14 @@ class SamplingBatch:
         self._update(1).added.append(AddedRequest(row, params, prompt_ids, output))
 
     def remove(self, row: int) -> None:
+        self._enter_appended()
         self._forget(row)
         self._rows.discard(row)
         self._update(0).removed.append(row)
 
     def move(self, source: int, target: int) -> None:
         """Move the request in `source` to the free row `target`."""
+        self._enter_appended()
         for array in self._arrays():
             array[target] = array[source]
         for table in self._tables():
@@ -99,6 +111,7 @@ class SamplingBatch:
 
     def swap(self, first: int, second: int) -> None:
         """Let the requests in two rows change places."""
+        self._enter_appended()
         for array in self._arrays():
             array[[first, second]] = array[[second, first]]
         for table in self._tables():
@@ -108,7 +121,10 @@ class SamplingBatch:
 
     def append_tokens(self, rows: np.ndarray, token_ids: np.ndarray) -> None:
         """Record one generated token for each of `rows` ([n] int64, distinct)."""
-        self.num_tokens[rows] += 1
+        if rows is not self._drawn_rows:
+            self._enter_appended()
+            self._drawn_rows = rows
+        self._num_appended += 1
         if not (self.counts or self._output_token_ids):
             return
         for row, token_id in zip(rows.tolist(), token_ids.tolist(), strict=True):
@@ -118,16 +134,31 @@ class SamplingBatch:
                 self._output_token_ids[row].append(token_id)
 
     def draw_params(self, rows: np.ndarray) -> DrawParams:
-        """What the draw needs for these rows, [n] int64, as arrays of their own."""
-        temperature = self.temperature[rows]
-        if temperature.any():
-            uniforms = noise.uniform(self.noise_seeds[rows], self.num_tokens[rows])
-        else:
-            uniforms = np.zeros(len(rows))
-        return DrawParams(temperature, self.min_p[rows], self.top_k[rows], self.top_p[rows], uniforms)
+        """What the draw needs for these rows, [n] int64. As long as the same array comes, it is the same object."""
+        if rows is not self._drawn_rows or self._params is None:
+            self._enter_appended()
+            temperature, uniforms = self.temperature[rows], np.zeros(len(rows))
+            self._params = DrawParams(temperature, self.min_p[rows], self.top_k[rows], self.top_p[rows], uniforms)
+            self._drawn_rows, self._is_random = rows, bool(temperature.any())
+        if self._is_random:
+            ahead = self._num_appended % _NOISE_AHEAD
+            if ahead == 0:
+                places = self.num_tokens[rows] + self._num_appended + np.arange(_NOISE_AHEAD)[:, None]
+                self._noise = noise.uniform(self.noise_seeds[rows], places)
+            self._params.uniforms[:] = self._noise[ahead]
+        return self._params
+
+    def _enter_appended(self) -> None:
+        self.num_tokens[self._drawn_rows] += self._num_appended
+        self._num_appended, self._params = 0, None
 
     def update_processors(self) -> None:
         """Tell the logits processors what has changed since the last call."""
+        if self._updates or self.active_processors or self._custom:
+            self._update_processors()
+
+    @torch.inference_mode()
+    def _update_processors(self) -> None:
         for update in self._updates:
             update.batch_size = self.batch_size
         changes: list[BatchUpdate] | list[None] = self._updates or [None]
@@ -135,6 +166,7 @@ class SamplingBatch:
             for change in changes:
                 processor.update_state(change)
         self._updates = []
+        self.active_processors = [processor for processor in self.processors if processor.is_active()]
 
     def _check_token_ids(self, params: SamplingParams) -> None:
         below_vocab("logit_bias", params.logit_bias or (), self.vocab_size)

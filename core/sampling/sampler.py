@@ -5,7 +5,8 @@ then greedy's argmax or temperature, min_p, users' argmax-invariant processors, 
 touches only the rows that ask for it, and works row by row, so that a row's token never depends on the batch.
 """
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -66,8 +67,27 @@ class Sampler:
         """
         batch = self.batch
         batch.update_processors()
+        if grammar_rows is None and not (batch.active_processors or batch.counts or batch.logprobs):
+            token_ids, largest = draw(logits, batch.draw_params(rows))
+            output = SamplerOutput(token_ids, failed=_failures(largest))
+        else:
+            output = self._sample_shaped(logits, rows, grammar_rows, grammar_bitmask)
+        for i in output.failed:
+            output.token_ids[i] = -1
+        return output
+
+    @torch.inference_mode()
+    def _sample_shaped(
+        self,
+        logits: torch.Tensor,
+        rows: np.ndarray,
+        grammar_rows: np.ndarray | None,
+        grammar_bitmask: np.ndarray | None,
+    ) -> SamplerOutput:
+        """As `sample`, where some row asks for more than a draw."""
+        batch = self.batch
         wanted = [i for i, row in enumerate(rows.tolist()) if row in batch.logprobs] if batch.logprobs else []
-        processors = [p for p in batch.processors if not p.is_argmax_invariant() and p.is_active()]
+        processors = [p for p in batch.active_processors if not p.is_argmax_invariant()]
         work, raw = logits, None
         if wanted and self.report_raw:
             unchanged = not (processors or batch.counts or grammar_rows is not None)
@@ -81,28 +101,27 @@ class Sampler:
             apply_penalties(work, [i for i, _ in penalised], [counts for _, counts in penalised])
 
         params = batch.draw_params(rows)
-        invariant = [p for p in batch.processors if p.is_argmax_invariant() and p.is_active()]
+        invariant = [p for p in batch.active_processors if p.is_argmax_invariant()]
         offset = None
         if invariant and params.temperature.any():
-            work, offset = self._apply_to_scaled(work, rows, params, invariant)
-        drawn = draw(work, params, want_processed=bool(wanted) and not self.report_raw)
-        output = SamplerOutput(drawn.token_ids, failed=_failures(drawn.largest))
+            work, offset, params = self._apply_to_scaled(work, rows, params, invariant)
+        processed = torch.empty_like(work) if wanted and not self.report_raw else None
+        token_ids, largest = draw(work, params, processed)
+        output = SamplerOutput(token_ids, failed=_failures(largest))
         if wanted:
-            if drawn.processed is not None:
-                raw = (drawn.processed if offset is None else drawn.processed + offset)[wanted]
+            if processed is not None:
+                raw = (processed if offset is None else processed + offset)[wanted]
             assert raw is not None
             output.logprobs = self._logprobs(raw, rows, wanted, output.token_ids)
-        for i in output.failed:
-            output.token_ids[i] = -1
         return output
 
     def _apply_to_scaled(
         self, work: torch.Tensor, rows: np.ndarray, params: DrawParams, processors: list[LogitsProcessor]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> tuple[torch.Tensor, torch.Tensor, DrawParams]:
         """Let users' processors change the logits over temperature, after min_p, of the rows that are not greedy.
 
         Those logits are shifted, so that each row's largest is 0. Returns all rows' logits as they are to be drawn
-        from, with `params` to match, and what the shifts took from them, [n, 1].
+        from, what the shifts took from them, [n, 1], and the parameters to match.
         """
         largest = work.amax(1, keepdim=True)
         offset = torch.zeros_like(largest)
@@ -112,8 +131,9 @@ class Sampler:
         scaled = (work[index] - largest[index]).div_(temperature)
         mask_below_min_p(scaled, params.min_p[lines])
         offset[index] = torch.nan_to_num_(largest[index] / temperature)  # infinite for a tiny temperature
+        params = replace(params, temperature=params.temperature.copy(), min_p=params.min_p.copy(), recorded=None)
         params.temperature[lines], params.min_p[lines] = 1.0, 0.0
-        return work.index_copy(0, index, self._apply_custom(scaled, rows[lines], processors)), offset
+        return work.index_copy(0, index, self._apply_custom(scaled, rows[lines], processors)), offset, params
 
     def _apply_processors(
         self, work: torch.Tensor, rows: np.ndarray, processors: list[LogitsProcessor]
@@ -174,9 +194,9 @@ def _apply_bitmask(logits: torch.Tensor, lines: np.ndarray, bitmask: np.ndarray)
 def _failures(largest: np.ndarray) -> dict[int, str]:
     """What is wrong with the rows whose largest logit, [n] float32, is not a finite number."""
     failed = {}
-    for i in np.flatnonzero(~np.isfinite(largest)).tolist():
-        if largest[i] == -np.inf:
+    for i, value in enumerate(largest.tolist()):
+        if value == -math.inf:
             failed[i] = "no token is left to draw: the request's constraints exclude the whole vocabulary"
-        else:
-            failed[i] = f"the model's logits are not finite (largest: {largest[i]})"
+        elif not math.isfinite(value):
+            failed[i] = f"the model's logits are not finite (largest: {value})"
     return failed

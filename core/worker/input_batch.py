@@ -17,29 +17,40 @@ from ..scheduler.output import CachedRequestData, NewRequestData
 class StepInputs:
     """One step, requests ordered as the model sees them: those with a single token first, then by row.
 
-    rows: [num_reqs] int64, batch rows; token_ids: [num_tokens] int32; sampling: positions in `rows` of the requests all
-    of whose tokens are computed after this step, [n] int64.
+    rows: [num_reqs] int64, batch rows; token_ids, positions, slot_mapping: [num_tokens] int64; seq_lens: [num_reqs]
+    int32; starts: [num_reqs + 1] int64, each request's first token. Of the requests all of whose tokens are computed
+    after this step: sampling_rows [n] int64, their rows; output_rows [n] int64, their last tokens; sampled [n] int64,
+    what the model runner sampled for them. `metadata` and `input_ids` are tensors over these arrays.
     """
 
     rows: np.ndarray
-    token_ids: torch.Tensor
-    metadata: AttentionMetadata
+    token_ids: np.ndarray
+    positions: np.ndarray
+    seq_lens: np.ndarray
+    slot_mapping: np.ndarray
     starts: np.ndarray
-    sampling: np.ndarray
+    sampling_rows: np.ndarray
+    output_rows: np.ndarray
+    metadata: AttentionMetadata
+    input_ids: torch.Tensor
+    sampled: np.ndarray
 
 
 class InputBatch:
     """Rows are given lowest first and kept until `remove`; `row_of` finds a request's. Arrays are indexed by row:
 
-    token_ids [max_num_reqs, max_model_len] int32; block_table [max_num_reqs, max_blocks] int32;
-    num_tokens, num_prompt_tokens, num_computed, num_blocks [max_num_reqs] int64.
+    token_ids [max_num_reqs, max_model_len + 1] int32; block_table [max_num_reqs, max_blocks] int32;
+    num_tokens (when it was added), num_prompt_tokens, num_computed, num_blocks [max_num_reqs] int64.
+
+    While the same requests go on by a token each, only the arrays of their step change, in place; what came of it is
+    entered by row, in `token_ids` and `num_computed`, when anything else happens.
     """
 
     def __init__(self, max_num_reqs: int, max_model_len: int, block_size: int) -> None:
         self.block_size = block_size
         self.row_of: dict[str, int] = {}
         self.req_ids = [""] * max_num_reqs
-        self.token_ids = np.zeros((max_num_reqs, max_model_len), dtype=np.int32)
+        self.token_ids = np.zeros((max_num_reqs, max_model_len + 1), dtype=np.int32)
         self.block_table = np.zeros((max_num_reqs, -(-max_model_len // block_size)), dtype=np.int32)
         self.num_tokens = np.zeros(max_num_reqs, dtype=np.int64)
         self.num_prompt_tokens = np.zeros(max_num_reqs, dtype=np.int64)
@@ -48,9 +59,14 @@ class InputBatch:
         self.prompt_embeds: dict[int, torch.Tensor] = {}  # [num_prompt_tokens, hidden_size], by row
         self.prompt_logprobs: dict[int, int] = {}  # k, by row
         self._free_rows = list(range(max_num_reqs))
+        self._step_blocks = np.zeros_like(self.block_table)  # the step's rows of the block table, side by side
+        self._step: StepInputs | None = None  # the last one, while its outcome is not entered
+        self._num_scheduled: dict[str, int] = {}  # in that step, if it may go on
+        self._steps_in_blocks = 0  # steps, that one included, until a request begins a block
 
     def add(self, request: NewRequestData) -> int:
         """Give the request a row and return it."""
+        self._enter_outcome()
         row = heapq.heappop(self._free_rows)
         self.row_of[request.req_id] = row
         self.req_ids[row] = request.req_id
@@ -71,6 +87,7 @@ class InputBatch:
         row = self.row_of.pop(req_id, None)
         if row is None:
             return None
+        self._enter_outcome()
         self.prompt_embeds.pop(row, None)
         self.prompt_logprobs.pop(row, None)
         heapq.heappush(self._free_rows, row)
@@ -82,58 +99,92 @@ class InputBatch:
         self.num_blocks[row] += len(block_ids)
 
     def update(self, cached: CachedRequestData) -> None:
-        """Take in new blocks and progress of requests that are in the batch already."""
-        if not cached.req_ids:
-            return
-        rows = [self.row_of[req_id] for req_id in cached.req_ids]
-        self.num_computed[rows] = cached.num_computed_tokens
-        for row, block_ids in zip(rows, cached.new_block_ids, strict=True):
+        """Take in new blocks of requests that are in the batch already."""
+        for req_id, block_ids in zip(cached.req_ids, cached.new_block_ids, strict=True):
             if block_ids:
-                self.append_blocks(row, block_ids)
-
-    def append_tokens(self, rows: np.ndarray, token_ids: np.ndarray) -> None:
-        """One sampled token for each of `rows`; a token past the last place is the request's last and is not kept."""
-        fits = self.num_tokens[rows] < self.token_ids.shape[1]
-        if not fits.all():
-            rows, token_ids = rows[fits], token_ids[fits]
-        self.token_ids[rows, self.num_tokens[rows]] = token_ids
-        self.num_tokens[rows] += 1
+                self.append_blocks(self.row_of[req_id], block_ids)
 
     def prepare(self, num_scheduled: dict[str, int]) -> StepInputs:
-        """The inputs of a step that computes so many tokens of each request; every one of them has a row."""
+        """The inputs of a step that computes so many tokens of each request; every one of them has a row.
+
+        They are the last step's, brought up to date, where the same requests go on by the token they sampled.
+        """
+        if self._step is None or num_scheduled != self._num_scheduled:
+            self._enter_outcome()
+            self._step = self._begin(num_scheduled)
+            goes_on = len(self._step.sampling_rows) == self._step.metadata.num_tokens == len(num_scheduled)
+            self._num_scheduled = num_scheduled if goes_on else {}
+        else:
+            self._continue(self._step)
+        return self._step
+
+    def _begin(self, num_scheduled: dict[str, int]) -> StepInputs:
         num_reqs = len(num_scheduled)
         rows = np.fromiter(map(self.row_of.__getitem__, num_scheduled), np.int64, num_reqs)
         lengths = np.fromiter(num_scheduled.values(), np.int64, num_reqs)
         order = np.lexsort((rows, lengths > 1))
         rows, lengths = rows[order], lengths[order]
         computed = self.num_computed[rows]
-        seq_lens = computed + lengths
+        seq_lens = (computed + lengths).astype(np.int32)
         starts = np.zeros(num_reqs + 1, dtype=np.int64)
         np.cumsum(lengths, out=starts[1:])
-        num_tokens, max_query_len = int(starts[-1]), int(lengths.max())
-        if max_query_len == 1:
-            token_rows, positions = rows, computed
-        else:
-            token_rows = np.repeat(rows, lengths)
-            positions = np.arange(num_tokens) + np.repeat(computed - starts[:-1], lengths)
-        max_seq_len = int(seq_lens.max())
-        blocks = self.block_table[token_rows, positions // self.block_size].astype(np.int64)
+        num_tokens = int(starts[-1])
+        token_rows = np.repeat(rows, lengths)
+        positions = np.arange(num_tokens) + np.repeat(computed - starts[:-1], lengths)
+        slot_mapping = np.empty_like(positions)
+        token_ids = self.token_ids[token_rows, positions].astype(np.int64)
+        sampling = np.flatnonzero(seq_lens >= self.num_tokens[rows])
         metadata = AttentionMetadata(
             query_start_loc=torch.from_numpy(starts.astype(np.int32)),
-            seq_lens=torch.from_numpy(seq_lens.astype(np.int32)),
-            block_table=torch.from_numpy(self.block_table[rows, : -(-max_seq_len // self.block_size)]),
-            slot_mapping=torch.from_numpy(blocks * self.block_size + positions % self.block_size),
+            seq_lens=torch.from_numpy(seq_lens),
+            block_table=torch.from_numpy(self._step_blocks[:num_reqs]),
+            slot_mapping=torch.from_numpy(slot_mapping),
             positions=torch.from_numpy(positions),
-            max_query_len=max_query_len,
-            max_seq_len=max_seq_len,
+            max_query_len=int(lengths.max()),
+            max_seq_len=int(seq_lens.max()),
             num_reqs=num_reqs,
             num_tokens=num_tokens,
             num_decodes=int((lengths == 1).sum()),
         )
-        return StepInputs(
+        step = StepInputs(
             rows=rows,
-            token_ids=torch.from_numpy(self.token_ids[token_rows, positions]),
-            metadata=metadata,
+            token_ids=token_ids,
+            positions=positions,
+            seq_lens=seq_lens,
+            slot_mapping=slot_mapping,
             starts=starts,
-            sampling=np.flatnonzero(seq_lens >= self.num_tokens[rows]),
+            sampling_rows=rows[sampling],
+            output_rows=starts[1:][sampling] - 1,
+            metadata=metadata,
+            input_ids=torch.from_numpy(token_ids),
+            sampled=np.zeros(len(sampling), dtype=np.int64),
         )
+        self._find_blocks(step, token_rows)
+        return step
+
+    def _continue(self, step: StepInputs) -> None:
+        step.token_ids[:] = step.sampled
+        step.positions += 1
+        step.seq_lens += 1
+        step.metadata.max_seq_len += 1
+        self._steps_in_blocks -= 1
+        if self._steps_in_blocks:
+            step.slot_mapping += 1
+        else:
+            self._find_blocks(step, step.rows)
+
+    def _find_blocks(self, step: StepInputs, token_rows: np.ndarray) -> None:
+        """token_rows: [num_tokens] int64."""
+        blocks, offsets = np.divmod(step.positions, self.block_size)
+        step.slot_mapping[:] = self.block_table[token_rows, blocks]
+        step.slot_mapping *= self.block_size
+        step.slot_mapping += offsets
+        used = -(-step.metadata.max_seq_len // self.block_size)
+        self._step_blocks[: len(step.rows), :used] = self.block_table[step.rows, :used]
+        self._steps_in_blocks = self.block_size - int(offsets.max())
+
+    def _enter_outcome(self) -> None:
+        step, self._step = self._step, None
+        if step is not None:
+            self.num_computed[step.rows] = step.seq_lens
+            self.token_ids[step.sampling_rows, step.positions[step.output_rows] + 1] = step.sampled

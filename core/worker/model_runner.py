@@ -67,7 +67,6 @@ class ModelRunner:
         with memory.separate():
             self.kv_caches = [backend.allocate(num_blocks) for _ in range(config.num_layers)]
 
-    @torch.inference_mode()
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
         """One step. A request that cannot be run is named in `failed_reqs`; the others are unaffected."""
         with profile_range("prepare"):
@@ -80,11 +79,11 @@ class ModelRunner:
             inputs = self.batch.prepare(num_scheduled)
         with profile_range("model"):
             hidden, prompt_spans = self._run(inputs)
-        num_sampling = len(inputs.sampling)
+        num_sampling = len(inputs.sampled)
         output = ModelRunnerOutput([], [], failed_reqs=failed)
         if num_sampling:
             with profile_range("sample"):
-                self._sample(scheduler_output, inputs, hidden[:num_sampling], output)
+                self._sample(scheduler_output, inputs, hidden[:num_sampling] if prompt_spans else hidden, output)
         if prompt_spans:
             output.prompt_logprobs = self._prompt_logprobs(hidden[num_sampling:], prompt_spans)
         return output
@@ -115,29 +114,30 @@ class ModelRunner:
         """Hidden states of the tokens to sample from, then those of the prompt positions whose logprobs are wanted."""
         model = self.model
         assert model is not None, "the model is asleep"
-        hidden = model.embed(inputs.token_ids)
-        if self.batch.prompt_embeds:
-            self._insert_prompt_embeds(hidden, inputs)
-        output_rows = inputs.starts[1:][inputs.sampling] - 1
         spans = self._prompt_spans(inputs) if self.batch.prompt_logprobs else []
+        output_rows = inputs.output_rows
         if spans:
             output_rows = np.concatenate((output_rows, *(np.arange(span.start, span.end) for span in spans)))
         everything = len(output_rows) == inputs.metadata.num_tokens and not spans
         hidden = model.forward(
-            hidden, self.kv_caches, inputs.metadata, None if everything else torch.from_numpy(output_rows)
+            inputs.input_ids,
+            self.kv_caches,
+            inputs.metadata,
+            None if everything else torch.from_numpy(output_rows),
+            self._prompt_embeds(inputs) if self.batch.prompt_embeds else (),
         )
         return hidden, spans
 
-    def _insert_prompt_embeds(self, hidden: torch.Tensor, inputs: StepInputs) -> None:
+    def _prompt_embeds(self, inputs: StepInputs) -> list[tuple[int, torch.Tensor]]:
+        """The embeddings that stand for tokens of this step: the first such token of each request, and its rows."""
+        pieces = []
         for index, row in enumerate(inputs.rows.tolist()):
             embeds = self.batch.prompt_embeds.get(row)
-            if embeds is None:
-                continue
-            first = int(self.batch.num_computed[row])
-            start, end = inputs.starts[index : index + 2].tolist()
-            count = min(end - start, embeds.shape[0] - first)
-            if count > 0:
-                hidden[start : start + count] = embeds[first : first + count].to(hidden.dtype)
+            if embeds is not None:
+                start, end = inputs.starts[index : index + 2].tolist()
+                first = int(inputs.positions[start])
+                pieces.append((start, embeds[first : first + end - start]))
+        return pieces
 
     def _sample(
         self,
@@ -148,16 +148,16 @@ class ModelRunner:
     ) -> None:
         """Sample a token for each of `inputs.sampling`, remember it and put it into `output`."""
         assert self.model is not None
-        rows = inputs.rows[inputs.sampling]
+        rows = inputs.sampling_rows
         grammar_lines, grammar_bitmask = self._grammar(scheduler_output, rows)
         sampled = self.sampler.sample(self.model.compute_logits(hidden), rows, grammar_lines, grammar_bitmask)
         token_ids, logprobs = sampled.token_ids, sampled.logprobs
+        inputs.sampled = token_ids
         if sampled.failed:
             kept = self._drop_failed(sampled, rows, output.failed_reqs)
             rows, token_ids = rows[kept], token_ids[kept]
             if logprobs is not None:
                 logprobs = LogprobsArrays(logprobs.token_ids[kept], logprobs.logprobs[kept], logprobs.ranks[kept])
-        self.batch.append_tokens(rows, token_ids)
         self.sampling.append_tokens(rows, token_ids)
         output.req_ids = [self.batch.req_ids[row] for row in rows.tolist()]
         output.sampled_token_ids = token_ids.tolist()
@@ -191,8 +191,8 @@ class ModelRunner:
             k = self.batch.prompt_logprobs.get(row)
             if k is None:
                 continue
-            first = int(self.batch.num_computed[row])
             start, end = inputs.starts[index : index + 2].tolist()
+            first = int(inputs.positions[start])
             end = min(end, start + int(self.batch.num_prompt_tokens[row]) - 1 - first)
             if end > start:
                 targets = self.batch.token_ids[row, first + 1 : first + 1 + end - start].astype(np.int64)

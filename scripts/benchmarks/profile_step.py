@@ -41,9 +41,9 @@ class Clock:
     def watch_native_calls(self) -> None:
         run = library.Recording.run
 
-        def timed(recording: library.Recording) -> None:
+        def timed(recording: library.Recording, first: int = 0) -> None:
             with self.range("native"):
-                run(recording)
+                run(recording, first)
 
         library.Recording.run = timed
 

@@ -45,7 +45,7 @@ def random_logits(rows: int, vocab_size: int, seed: int = 0) -> torch.Tensor:
 
 def draw(logits: torch.Tensor, params: Params) -> tuple[np.ndarray, np.ndarray, torch.Tensor]:
     processed = torch.empty(logits.shape)
-    return *sampling.draw(logits, *params, processed), processed
+    return *sampling.Draw(logits, *params, processed).run(), processed
 
 
 def count_differences(logits: torch.Tensor, params: Params) -> int:

@@ -70,13 +70,12 @@ def engine_logits(
     batch, model = runner.batch, runner.model
     assert model is not None
     params = SamplingParams(temperature=0)
-    row = batch.add(NewRequestData("probe", token_ids, len(token_ids), params, 0, block_ids, computed))
+    batch.add(NewRequestData("probe", token_ids, len(token_ids), params, 0, block_ids, computed))
     logits = []
     for chunk in chunks:
         inputs = batch.prepare({"probe": chunk})
-        hidden = model.forward(model.embed(inputs.token_ids), runner.kv_caches, inputs.metadata)
+        hidden = model.forward(inputs.input_ids, runner.kv_caches, inputs.metadata)
         logits.append(model.compute_logits(hidden).clone())
-        batch.num_computed[row] += chunk
     batch.remove("probe")
     return torch.cat(logits)
 
