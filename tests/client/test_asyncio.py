@@ -4,7 +4,7 @@ import asyncio
 import threading
 
 import pytest
-from bridge import DEADLINE, FAKE_EXECUTOR, fake_config, request, tokens_of
+from bridge import DEADLINE, FAKE_EXECUTOR, collect_async, fake_config, request, tokens_of
 
 from corespan.client.base import EngineCoreClient
 from corespan.protocol.errors import EngineDeadError
@@ -19,12 +19,7 @@ def client():
 
 async def generate(client, new):
     await client.add_request_async(new)
-    tokens = []
-    while True:
-        for output in (await client.get_output_async()).outputs:
-            tokens += output.new_token_ids
-            if output.finish_reason is not None:
-                return tokens
+    return (await collect_async(client, new.request_id))[new.request_id]
 
 
 def test_asyncio_in_process_is_refused():

@@ -6,7 +6,7 @@ import os
 import signal
 
 import pytest
-from bridge import DEADLINE, FAKE_EXECUTOR, fake_config, request, tokens_of
+from bridge import DEADLINE, FAKE_EXECUTOR, collect_async, fake_config, request, tokens_of
 
 from corespan.client.addresses import ClientAddresses
 from corespan.client.async_mp import make_async_mp_client
@@ -17,17 +17,6 @@ def make_client(**options):
     return make_async_mp_client(fake_config(step_seconds=0.001), FAKE_EXECUTOR, False, **options)
 
 
-async def collect(client, *request_ids):
-    tokens = {request_id: [] for request_id in request_ids}
-    unfinished = set(request_ids)
-    while unfinished:
-        for output in (await client.get_output_async()).outputs:
-            tokens[output.request_id] += output.new_token_ids
-            if output.finish_reason is not None:
-                unfinished.remove(output.request_id)
-    return tokens
-
-
 def run_second_client(connection):
     """In a process of its own: has a request running for ever so long, and says so."""
 
@@ -36,7 +25,7 @@ def run_second_client(connection):
         client = make_client(client_addresses=addresses, client_count=2, client_index=1)
         fine = request("theirs", seed=3)
         await client.add_request_async(fine)
-        assert await collect(client, "theirs") == {"theirs": tokens_of(fine)}
+        assert await collect_async(client, "theirs") == {"theirs": tokens_of(fine)}
         await client.call_utility("pause_scheduler", "keep", False)
         await client.add_request_async(request("unfinished", max_tokens=250))
         connection.send((await client.call_utility("get_request_counts"), client.vllm_config.cache_config))
@@ -63,7 +52,7 @@ async def test_a_client_that_is_killed_takes_only_its_own_requests_along():
     while list(await client.call_utility("get_request_counts")) != [0, 1]:
         await asyncio.sleep(0)
     await client.call_utility("resume_scheduler")
-    assert await collect(client, "mine") == {"mine": tokens_of(mine)}
+    assert await collect_async(client, "mine") == {"mine": tokens_of(mine)}
     client.shutdown()
 
 
@@ -82,7 +71,7 @@ async def test_each_client_gets_its_own_outputs_and_answers():
     )
     assert answers == [[[0]], [[1]], [[2]]]
     collected = await asyncio.gather(
-        *(collect(client, new.request_id) for client, new in zip(clients, requests, strict=True))
+        *(collect_async(client, new.request_id) for client, new in zip(clients, requests, strict=True))
     )
     assert collected == [{new.request_id: tokens_of(new)} for new in requests]
     for client in others:
@@ -135,7 +124,7 @@ async def test_when_the_client_that_started_it_is_killed_the_core_goes_and_the_o
     second = make_client(client_addresses=addresses, client_count=2, client_index=1)
     fine = request("fine")
     await second.add_request_async(fine)
-    assert await collect(second, "fine") == {"fine": tokens_of(fine)}
+    assert await collect_async(second, "fine") == {"fine": tokens_of(fine)}
     waiting = asyncio.create_task(second.get_output_async())
     os.kill(process.pid, signal.SIGKILL)
     with pytest.raises(EngineDeadError, match="has ended"):

@@ -6,7 +6,7 @@ import os
 import signal
 
 import psutil
-from bridge import DEADLINE, FAKE_EXECUTOR, fake_config, request, tokens_of
+from bridge import DEADLINE, FAKE_EXECUTOR, collect_async, fake_config, request, tokens_of
 
 from corespan.client.async_mp import make_async_mp_client
 
@@ -22,15 +22,9 @@ def rss(pid):
     return psutil.Process(pid).memory_info().rss
 
 
-async def collect(client, requests):
+async def all_come_whole(client, requests):
     """Whether all these requests finish with the tokens they should have."""
-    tokens = {new.request_id: [] for new in requests}
-    unfinished = set(tokens)
-    while unfinished:
-        for output in (await client.get_output_async()).outputs:
-            tokens[output.request_id] += output.new_token_ids
-            if output.finish_reason is not None:
-                unfinished.remove(output.request_id)
+    tokens = await collect_async(client, *(new.request_id for new in requests))
     return tokens == {new.request_id: tokens_of(new) for new in requests}
 
 
@@ -46,7 +40,7 @@ def run_stopped_client(connection):
         await client.call_utility("is_sleeping")
         connection.send("asked")
         connection.recv()
-        connection.send(await collect(client, unread_requests()))
+        connection.send(await all_come_whole(client, unread_requests()))
 
     asyncio.run(run())
 
@@ -66,7 +60,7 @@ async def test_a_client_whose_process_is_stopped_holds_nobody_up_and_gets_everyt
     mine = [request(f"mine {index}", max_tokens=200, seed=index) for index in range(8)]
     for new in mine:
         await client.add_request_async(new)
-    assert await asyncio.wait_for(collect(client, mine), DEADLINE)
+    assert await asyncio.wait_for(all_come_whole(client, mine), DEADLINE)
     while list(await client.call_utility("get_request_counts")) != [0, 0]:
         await asyncio.sleep(0)
     assert rss(core) - before < TOLERANCE

@@ -8,7 +8,7 @@ from typing import Any
 
 from fake_executor import VOCAB_SIZE, expected_tokens
 
-from corespan.client.base import EngineCoreClient
+from corespan.client.base import AsyncEngineCoreClient, EngineCoreClient
 from corespan.protocol.config import CacheConfig, ModelConfig, ParallelConfig, SchedulerConfig, VllmConfig
 from corespan.protocol.outputs import EngineCoreOutputs, FinishReason
 from corespan.protocol.params import SamplingParams
@@ -53,6 +53,18 @@ def tokens_of(wanted: EngineCoreRequest) -> list[int]:
     """What the request generates when nothing goes wrong."""
     assert wanted.sampling_params.max_tokens is not None
     return expected_tokens(wanted.noise_seed, len(wanted.prompt_token_ids), wanted.sampling_params.max_tokens)
+
+
+async def collect_async(client: AsyncEngineCoreClient, *request_ids: str) -> dict[str, list[int]]:
+    """The tokens of these requests, once all of them have finished; nobody else's may come."""
+    tokens: dict[str, list[int]] = {request_id: [] for request_id in request_ids}
+    unfinished = set(request_ids)
+    while unfinished:
+        for output in (await client.get_output_async()).outputs:
+            tokens[output.request_id] += output.new_token_ids
+            if output.finish_reason is not None:
+                unfinished.remove(output.request_id)
+    return tokens
 
 
 class Bridge:
