@@ -10,48 +10,32 @@ import contextlib
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-BENCHMARKS = Path(__file__).resolve().parent
+from subjects import BENCHMARKS, CORESPAN_KINDS, LineProcess
+
 sys.path.insert(0, str(BENCHMARKS.parents[1] / "tests" / "support"))
 
-KINDS = ("inproc", "multiprocess", "async")
 LOWER_IS_BETTER = ("us", "ms", "bytes")  # units, which end a figure's name
 
 
-class Subject:
-    """One engine in its process, asked for measurements line by line."""
+class BridgeSubject(LineProcess):
+    """One engine, asked for measurements of its bridge; `rounds` has what it answered, by figure."""
 
     def __init__(self, kind: str, model: str, engine_args: str, threads: str | None) -> None:
-        self.kind = kind
         command = [sys.executable, str(BENCHMARKS / "bridge_subject.py"), kind, model, engine_args]
-        environment = os.environ | ({"OMP_NUM_THREADS": threads} if threads else {})
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        self.process = subprocess.Popen(command, env=environment, **pipes)
+        super().__init__(kind, command, {"OMP_NUM_THREADS": threads} if threads else {})
         self.rounds: dict[str, list[float]] = {}
 
     def measure(self, what: str, count: int) -> None:
-        self.process.stdin.write(f"{what} {count}\n")
-        self.process.stdin.flush()
-        line = self.process.stdout.readline()
-        if not line:
-            raise SystemExit(f"{self.kind} ended with status {self.process.wait()}; its messages are above")
-        for name, figure in json.loads(line).items():
+        for name, figure in self.ask(f"{what} {count}").items():
             self.rounds.setdefault(name, []).append(figure)
 
     def figures(self) -> dict[str, float]:
         return {name: round(_best(name)(rounds), 3) for name, rounds in self.rounds.items()}
-
-    def close(self) -> None:
-        self.process.stdin.close()
-        try:
-            self.process.wait(timeout=30)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
 
 
 def _best(name: str) -> Callable[[list[float]], float]:
@@ -68,9 +52,9 @@ def main() -> None:
         for name, model in models.items():
             subjects = measure_all(options, name, model)
             for subject in subjects:
-                print(json.dumps({"model": name, "engine": subject.kind} | subject.figures()), flush=True)
-            print_table([[name, *(subject.kind for subject in subjects)], *figure_rows(subjects)])
-            print_table([["of the same rounds", *(subject.kind for subject in subjects)], *comparisons(subjects)])
+                print(json.dumps({"model": name, "engine": subject.name} | subject.figures()), flush=True)
+            print_table([[name, *(subject.name for subject in subjects)], *figure_rows(subjects)])
+            print_table([["of the same rounds", *(subject.name for subject in subjects)], *comparisons(subjects)])
 
 
 def build_tiny_model(folder: str) -> str:
@@ -82,18 +66,18 @@ def build_tiny_model(folder: str) -> str:
     return str(build_tiny_llama(Path(folder)))
 
 
-def measure_all(options: argparse.Namespace, name: str, model: str) -> list[Subject]:
+def measure_all(options: argparse.Namespace, name: str, model: str) -> list[BridgeSubject]:
     """All engines on one model, shut down again."""
     with contextlib.ExitStack() as stack:
         subjects = []
         for kind in options.engines:
             threads = "1" if name == "tiny" else os.environ.get("OMP_NUM_THREADS")
-            subjects.append(Subject(kind, model, options.engine_args, threads))
+            subjects.append(BridgeSubject(kind, model, options.engine_args, threads))
             stack.callback(subjects[-1].close)
         for _ in range(options.repeat):
             for what, count in (
                 ("round_trip", options.calls),
-                ("first_token", options.calls // 10),
+                ("first_token", max(options.calls // 10, 2)),
                 *(("streams", count) for count in options.streams),
                 ("wire", 64),
             ):
@@ -106,38 +90,45 @@ def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/bench_bridge", description=__doc__)
     add = parser.add_argument
     add("--models", nargs="+", default=["tiny", "smollm2-135m"], metavar="NAME", help="tiny, or a model [%(default)s]")
-    add("--engines", nargs="+", choices=KINDS, default=list(KINDS), metavar="NAME", help=f"{KINDS} [all]")
+    add(
+        "--engines",
+        nargs="+",
+        choices=CORESPAN_KINDS,
+        default=list(CORESPAN_KINDS),
+        metavar="NAME",
+        help=f"{CORESPAN_KINDS} [all]",
+    )
     add("--engine-args", default="{}", metavar="JSON", help="further EngineArgs fields")
     add("--streams", nargs="+", type=int, default=[1, 64, 512], metavar="N", help="requests at once [%(default)s]")
-    add("--calls", type=int, default=1000, metavar="N", help="empty calls a round [%(default)s]")
+    add("--calls", type=int, default=1000, metavar="N", help="empty calls a round; a tenth as many first tokens [%(default)s]")
     add("--repeat", type=int, default=3, metavar="N", help="rounds [%(default)s]")
     return parser.parse_args()
 
 
-def figure_rows(subjects: list[Subject]) -> list[list[str]]:
+def figure_rows(subjects: list[BridgeSubject]) -> list[list[str]]:
     names = list(dict.fromkeys(name for subject in subjects for name in subject.rounds))
     return [[name, *(f"{subject.figures().get(name, float('nan')):,.1f}" for subject in subjects)] for name in names]
 
 
-def comparisons(subjects: list[Subject]) -> list[list[str]]:
+def comparisons(subjects: list[BridgeSubject]) -> list[list[str]]:
     """What the bridge adds to the time to the first token, and throughput over that of the sync engines: medians of
     differences and ratios within a round, which a machine that is slower in some rounds changes little.
     """
     rows = []
-    for base in (subject for subject in subjects if subject.kind != "async"):
+    for base in (subject for subject in subjects if subject.name != "async"):
         for name in base.rounds:
             if name == "first_token_p50_us":
-                rows.append([f"{name} over {base.kind}", *(f"{_added(each, base, name):+,.0f}" for each in subjects)])
+                rows.append([f"{name} over {base.name}", *(f"{_added(each, base, name):+,.0f}" for each in subjects)])
             elif name.endswith("tok_s"):
-                rows.append([f"{name} / {base.kind}", *(f"{_ratio(each, base, name):.3f}" for each in subjects)])
+                rows.append([f"{name} / {base.name}", *(f"{_ratio(each, base, name):.3f}" for each in subjects)])
     return rows
 
 
-def _added(subject: Subject, base: Subject, name: str) -> float:
+def _added(subject: BridgeSubject, base: BridgeSubject, name: str) -> float:
     return statistics.median(one - other for one, other in zip(subject.rounds[name], base.rounds[name], strict=True))
 
 
-def _ratio(subject: Subject, base: Subject, name: str) -> float:
+def _ratio(subject: BridgeSubject, base: BridgeSubject, name: str) -> float:
     return statistics.median(one / other for one, other in zip(subject.rounds[name], base.rounds[name], strict=True))
 
 

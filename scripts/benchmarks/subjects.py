@@ -16,20 +16,24 @@ ROOT = BENCHMARKS.parent.parent
 CORESPAN_KINDS = ("inproc", "multiprocess", "async")
 
 
-class Subject:
-    """One engine in its process, spoken to line by line."""
+class LineProcess:
+    """One engine in its process, which answers each line with a line of JSON."""
 
     def __init__(self, name: str, command: list[str], environment: dict[str, str]) -> None:
         self.name = name
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         self.process = subprocess.Popen(command, env=os.environ | environment, **pipes)
-        self.introduction = self._read()
 
-    def measure(self, workload: str, **sampling: object) -> float:
-        """Tokens per second of one run. `sampling`: fields of SamplingParams, for corespan only."""
-        self.process.stdin.write(f"{workload} {json.dumps(sampling)}\n")
+    def ask(self, line: str) -> dict:
+        self.process.stdin.write(f"{line}\n")
         self.process.stdin.flush()
-        return self._read()["tok_s"]
+        return self.read()
+
+    def read(self) -> dict:
+        line = self.process.stdout.readline()
+        if not line:
+            raise SystemExit(f"{self.name} ended with status {self.process.wait()}; its messages are above")
+        return json.loads(line)
 
     def close(self) -> None:
         self.process.stdin.close()
@@ -38,11 +42,17 @@ class Subject:
         except subprocess.TimeoutExpired:
             self.process.kill()
 
-    def _read(self) -> dict:
-        line = self.process.stdout.readline()
-        if not line:
-            raise SystemExit(f"{self.name} ended with status {self.process.wait()}; its messages are above")
-        return json.loads(line)
+
+class Subject(LineProcess):
+    """One engine that runs workloads; `introduction` is what it says of itself once it is loaded."""
+
+    def __init__(self, name: str, command: list[str], environment: dict[str, str]) -> None:
+        super().__init__(name, command, environment)
+        self.introduction = self.read()
+
+    def measure(self, workload: str, **sampling: object) -> float:
+        """Tokens per second of one run. `sampling`: fields of SamplingParams, for corespan only."""
+        return self.ask(f"{workload} {json.dumps(sampling)}")["tok_s"]
 
 
 def corespan_command(model: str, kind: str, engine_args: str = "{}") -> list[str]:
