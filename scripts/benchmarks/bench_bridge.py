@@ -100,7 +100,7 @@ def parse_options() -> argparse.Namespace:
     )
     add("--engine-args", default="{}", metavar="JSON", help="further EngineArgs fields")
     add("--streams", nargs="+", type=int, default=[1, 64, 512], metavar="N", help="requests at once [%(default)s]")
-    add("--calls", type=int, default=1000, metavar="N", help="empty calls a round; a tenth as many first tokens [%(default)s]")
+    add("--calls", type=int, default=1000, metavar="N", help="empty calls; first tokens: a tenth [%(default)s]")
     add("--repeat", type=int, default=3, metavar="N", help="rounds [%(default)s]")
     return parser.parse_args()
 
