@@ -1,5 +1,6 @@
 """Matrix products with weights packed for the native kernels: bf16, int8, and GGUF's 8- and 4-bit blocks."""
 
+import copy
 import ctypes
 
 import torch
@@ -54,6 +55,15 @@ class PackedWeight:
         rows to compute; scratch: room for x as int8, which all formats but bf16 need."""
         return [self._product(rows, x, out)]
 
+    def columns(self, first: int, end: int) -> "PackedWeight":
+        """Outputs first..end - 1 alone, of a plain product, in the same memory; `first` is a multiple of PANEL."""
+        panels = -(-self.n // PANEL)
+        part = copy.copy(self)
+        part.n = part.out_features = end - first
+        part.packed = self.packed[first // PANEL * (self.packed.shape[0] // panels) :]
+        part.bias = None if self.bias is None else self.bias[first:]
+        return part
+
     def _product(self, rows: int, x: torch.Tensor, out: torch.Tensor) -> library.Gemm:
         return library.Gemm(
             rows=rows,
@@ -94,6 +104,12 @@ class _QuantizedWeight(PackedWeight):
 
     x_block: int
     weight_scales: torch.Tensor | None = None
+
+    def columns(self, first: int, end: int) -> "_QuantizedWeight":
+        part = super().columns(first, end)
+        assert isinstance(part, _QuantizedWeight)
+        part.weight_scales = None if self.weight_scales is None else self.weight_scales[first:]
+        return part
 
     def operations(
         self, rows: int, x: torch.Tensor, out: torch.Tensor, scratch: QuantizedRows | None = None

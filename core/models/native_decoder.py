@@ -5,13 +5,15 @@ The model runner uses it in place of `Decoder` where the kernels can run the mod
 import ctypes
 import weakref
 from collections.abc import Sequence
+from dataclasses import replace
 
+import numpy as np
 import torch
 
 from ..attention.interface import AttentionBackend, AttentionMetadata, KVCache
 from ..attention.native import NativeAttentionBackend, fill_step
 from ..kernels import library, memory
-from ..kernels.linear import PackedWeight, QuantizedRows
+from ..kernels.linear import PANEL, PackedWeight, QuantizedRows
 from .decoder import Decoder, DecoderLayer
 from .decoder_config import DecoderConfig
 from .linear import Linear, NativeLinear
@@ -46,6 +48,7 @@ class NativeDecoder(Decoder):
     _recording: library.Recording | None = None
     _first_cache: weakref.ref[torch.Tensor] | None = None  # of the caches in `_recording`
     _metadata: AttentionMetadata | None = None  # of the last step
+    _picks: torch.Tensor | None = None  # which of its states were asked for, where there are more
     _head: library.Recording | None = None
     _head_input = torch.empty(0)
     _head_input_at = 0  # the address that `_head` reads from
@@ -70,7 +73,8 @@ class NativeDecoder(Decoder):
     ) -> torch.Tensor:
         """As `Decoder.forward`. The result is overwritten by the next call.
 
-        Metadata that comes again at once comes with the same tensors as before, though their content may be new.
+        Metadata that comes again at once comes with the same other arguments as before. Without `output_rows`, the
+        content of the tensors may be new.
         """
         if metadata is not self._metadata:
             self._enter_step(token_ids, metadata, output_rows)
@@ -81,7 +85,7 @@ class NativeDecoder(Decoder):
         if prompt_embeds:
             self._embed_with(prompt_embeds, token_ids)
         self._recording.run(first=1 if prompt_embeds else 0)
-        return self._result
+        return self._result if self._picks is None else self._result[self._picks]
 
     @torch.inference_mode()
     def _enter_step(
@@ -90,11 +94,18 @@ class NativeDecoder(Decoder):
         """Points the recording at the step's tensors."""
         num_tokens = metadata.num_tokens
         self._reserve(num_tokens)
-        num_rows = num_tokens if output_rows is None else output_rows.shape[0]
+        queries, self._query_metadata = self._every_row[:num_tokens], metadata
+        self._picks = None
+        if output_rows is not None:
+            queries, self._query_metadata = _queries(output_rows, metadata)
+            if not torch.equal(queries, output_rows):
+                self._picks = torch.searchsorted(queries, output_rows)
+        num_rows = queries.shape[0]
         self._num_tokens.value, self._num_rows.value = num_tokens, num_rows
-        self._output_rows[:num_rows] = self._every_row[:num_rows] if output_rows is None else output_rows
+        self._query_rows[:num_rows] = queries
         self._embed.ids = token_ids.data_ptr()
         fill_step(self._step, metadata, self.layers[0].attention.block_size)
+        fill_step(self._query_step, self._query_metadata, self.layers[0].attention.block_size)
         self._result = self._output[:num_rows]
         self._metadata = metadata
 
@@ -147,14 +158,15 @@ class NativeDecoder(Decoder):
         self._hidden, self._output, self._hidden_rows = (buffer(config.hidden_size) for _ in range(3))
         self._normed, self._update = buffer(config.hidden_size), buffer(config.hidden_size)
         self._qkv = buffer(config.q_size + 2 * config.kv_size)
-        self._attended, self._attended_rows = buffer(config.q_size), buffer(config.q_size)
+        self._attended = buffer(config.q_size)
         self._activated = buffer(config.intermediate_size)
         # By width, since blocks of rows do not wait for each other: one may be at another product already.
         widths = {config.hidden_size, config.q_size, config.intermediate_size}
         self._quantized = {width: QuantizedRows(capacity, width) for width in widths}
         self._every_row = torch.arange(capacity)
-        self._output_rows = torch.empty(capacity, dtype=torch.int64)
-        self._num_tokens, self._num_rows, self._step = library.Int(), library.Int(), library.Step()
+        self._query_rows = torch.empty(capacity, dtype=torch.int64)
+        self._num_tokens, self._num_rows = library.Int(), library.Int()
+        self._step, self._query_step = library.Step(), library.Step()
         self._embed = library.Embed(
             rows=ctypes.addressof(self._num_tokens),
             table=self.embed_weight.data_ptr(),
@@ -173,52 +185,62 @@ class NativeDecoder(Decoder):
             self._recording = None
 
     def _record(self, kv_caches: Sequence[KVCache]) -> library.Recording:
-        tokens, rows = ctypes.addressof(self._num_tokens), ctypes.addressof(self._num_rows)
-        operations = [self._embed, *self._in_row_blocks(tokens, self._before_attention(0, kv_caches, None))]
-        for index, layer in enumerate(self.layers[:-1]):
-            operations += [self._attention(layer, kv_caches[index])]
-            chain = self._after_attention(layer, tokens, self._attended, self._hidden)
-            operations += self._in_row_blocks(
-                tokens, chain + self._before_attention(index + 1, kv_caches, self._update)
-            )
-        chain = [
+        tokens = ctypes.addressof(self._num_tokens)
+        operations: list[library.Operation] = [self._embed]
+        chain: list[library.Operation] = []  # what every token goes through between two attentions
+        update: torch.Tensor | None = None  # what the layer before has yet to add to the hidden states
+        for layer, kv_cache in zip(self.layers[:-1], kv_caches[:-1], strict=True):
+            chain += [
+                self._norm(tokens, update, self._hidden, layer.input_norm, self._normed),
+                *self._product(_packed(layer.qkv), tokens, self._normed, self._qkv),
+                self._rotary(layer, tokens, self._step, kv_cache),
+            ]
+            operations += [*_in_row_blocks(tokens, chain), self._attention(layer, kv_cache, self._step)]
+            chain, update = self._after_attention(layer, tokens, self._hidden), self._update
+        return library.Recording(operations + self._last_layer(chain, update, kv_caches[-1]))
+
+    def _last_layer(
+        self, chain: list[library.Operation], update: torch.Tensor | None, kv_cache: KVCache
+    ) -> list[library.Operation]:
+        """Keys and values of every token, and all else of the tokens that are asked for."""
+        layer, tokens, rows = self.layers[-1], ctypes.addressof(self._num_tokens), ctypes.addressof(self._num_rows)
+        qkv, q_size = _packed(layer.qkv), self.config.q_size
+        first = q_size // PANEL * PANEL  # queries that share a panel with keys are computed again below
+        rotate_keys = self._rotary(layer, tokens, self._step, kv_cache)
+        rotate_keys.qkv, rotate_keys.num_heads = self._qkv[:, q_size:].data_ptr(), 0
+        keys_and_values = [
+            self._norm(tokens, update, self._hidden, layer.input_norm, self._normed),
+            *self._product(qkv.columns(first, qkv.n), tokens, self._normed, self._qkv[:, first:]),
+            rotate_keys,
+        ]
+        queries = [
             self._pick_rows(self._hidden, self._hidden_rows),
-            self._pick_rows(self._attended, self._attended_rows),
-            *self._after_attention(self.layers[-1], rows, self._attended_rows, self._hidden_rows),
+            self._norm(rows, None, self._hidden_rows, layer.input_norm, self._normed),
+            *self._product(qkv.columns(0, q_size), rows, self._normed, self._qkv),
+            self._rotary(layer, rows, self._query_step, None),
+        ]
+        result = [
+            *self._after_attention(layer, rows, self._hidden_rows),
             self._norm(rows, self._update, self._hidden_rows, None, self._output),
         ]
-        operations += [self._attention(self.layers[-1], kv_caches[-1]), *self._in_row_blocks(rows, chain)]
-        return library.Recording(operations)
-
-    @staticmethod
-    def _in_row_blocks(rows: int, operations: list[library.Operation]) -> list[library.Operation]:
-        return [library.RowBlocks(rows=rows, operations=len(operations)), *operations]
-
-    def _before_attention(
-        self, index: int, kv_caches: Sequence[KVCache], update: torch.Tensor | None
-    ) -> list[library.Operation]:
-        """`update`: what the layer before has yet to add to the hidden states."""
-        layer, tokens = self.layers[index], ctypes.addressof(self._num_tokens)
         return [
-            self._norm(tokens, update, self._hidden, layer.input_norm, self._normed),
-            *self._product(layer.qkv, tokens, self._normed, self._qkv),
-            self._rotary(layer, kv_caches[index]),
+            *_in_row_blocks(tokens, chain + keys_and_values),
+            *_in_row_blocks(rows, queries),
+            self._attention(layer, kv_cache, self._query_step),
+            *_in_row_blocks(rows, result),
         ]
 
-    def _after_attention(
-        self, layer: DecoderLayer, rows: int, attended: torch.Tensor, hidden: torch.Tensor
-    ) -> list[library.Operation]:
+    def _after_attention(self, layer: DecoderLayer, rows: int, hidden: torch.Tensor) -> list[library.Operation]:
         """Leaves in `_update` what is yet to be added to `hidden`."""
         return [
-            *self._product(layer.o, rows, attended, self._update),
+            *self._product(_packed(layer.o), rows, self._attended, self._update),
             self._norm(rows, self._update, hidden, layer.post_norm, self._normed),
-            *self._product(layer.gate_up, rows, self._normed, self._activated),
-            *self._product(layer.down, rows, self._activated, self._update),
+            *self._product(_packed(layer.gate_up), rows, self._normed, self._activated),
+            *self._product(_packed(layer.down), rows, self._activated, self._update),
         ]
 
-    def _product(self, linear: Linear, rows: int, x: torch.Tensor, out: torch.Tensor) -> list[library.Operation]:
-        assert isinstance(linear, NativeLinear)
-        return linear.packed.operations(rows, x, out, self._quantized[linear.packed.k])
+    def _product(self, weight: PackedWeight, rows: int, x: torch.Tensor, out: torch.Tensor) -> list[library.Operation]:
+        return weight.operations(rows, x, out, self._quantized[weight.k])
 
     def _norm(
         self, rows: int, x: torch.Tensor | None, residual: torch.Tensor, weight: torch.Tensor | None, out: torch.Tensor
@@ -235,29 +257,32 @@ class NativeDecoder(Decoder):
         )
 
     def _pick_rows(self, source: torch.Tensor, out: torch.Tensor) -> library.RmsNorm:
-        """Copies the rows whose output is wanted."""
+        """Copies the rows that are asked for."""
         return library.RmsNorm(
             rows=ctypes.addressof(self._num_rows),
             residual=source.data_ptr(),
             out=out.data_ptr(),
-            row_index=self._output_rows.data_ptr(),
+            row_index=self._query_rows.data_ptr(),
             size=source.shape[1],
             dtype=library.dtype_code(self.dtype),
         )
 
-    def _rotary(self, layer: DecoderLayer, kv_cache: torch.Tensor) -> library.Rotary:
+    def _rotary(
+        self, layer: DecoderLayer, rows: int, step: library.Step, kv_cache: torch.Tensor | None
+    ) -> library.Rotary:
+        """Without a cache, of the queries alone."""
         config = self.config
         return library.Rotary(
-            rows=ctypes.addressof(self._num_tokens),
-            step=ctypes.addressof(self._step),
+            rows=rows,
+            step=ctypes.addressof(step),
             qkv=self._qkv.data_ptr(),
             stride=self._qkv.stride(0),
             cos_sin=self._cos_sin.data_ptr(),
             q_norm=None if layer.q_norm is None else layer.q_norm.data_ptr(),
             k_norm=None if layer.k_norm is None else layer.k_norm.data_ptr(),
-            k_cache=kv_cache[0].data_ptr(),
-            v_cache=kv_cache[1].data_ptr(),
-            num_blocks=kv_cache.shape[2],
+            k_cache=None if kv_cache is None else kv_cache[0].data_ptr(),
+            v_cache=None if kv_cache is None else kv_cache[1].data_ptr(),
+            num_blocks=0 if kv_cache is None else kv_cache.shape[2],
             num_heads=config.num_heads,
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
@@ -266,10 +291,10 @@ class NativeDecoder(Decoder):
             dtype=library.dtype_code(self.dtype),
         )
 
-    def _attention(self, layer: DecoderLayer, kv_cache: torch.Tensor) -> library.Attention:
+    def _attention(self, layer: DecoderLayer, kv_cache: torch.Tensor, step: library.Step) -> library.Attention:
         config = self.config
         return library.Attention(
-            step=ctypes.addressof(self._step),
+            step=ctypes.addressof(step),
             q=self._qkv.data_ptr(),
             q_stride=self._qkv.stride(0),
             k_cache=kv_cache[0].data_ptr(),
@@ -286,3 +311,28 @@ class NativeDecoder(Decoder):
             partials_size=self._partials.numel(),
             dtype=library.dtype_code(self.dtype),
         )
+
+
+def _queries(output_rows: torch.Tensor, metadata: AttentionMetadata) -> tuple[torch.Tensor, AttentionMetadata]:
+    """The tokens whose queries the last layer needs, in ascending order, and the metadata of a step of just those.
+
+    Attention takes a request's queries for its last tokens: those from the first that is asked for on.
+    """
+    ends = metadata.query_start_loc[1:].numpy()
+    rows = output_rows.numpy()
+    first = ends.astype(np.int64)
+    np.minimum.at(first, np.searchsorted(ends, rows, side="right"), rows)
+    starts = np.zeros(metadata.num_reqs + 1, dtype=np.int32)
+    np.cumsum(ends - first, out=starts[1:])
+    queries = torch.from_numpy(np.arange(starts[-1]) + np.repeat(first - starts[:-1], ends - first))
+    step = replace(metadata, query_start_loc=torch.from_numpy(starts), positions=metadata.positions[queries])
+    return queries, step
+
+
+def _packed(linear: Linear) -> PackedWeight:
+    assert isinstance(linear, NativeLinear)
+    return linear.packed
+
+
+def _in_row_blocks(rows: int, operations: list[library.Operation]) -> list[library.Operation]:
+    return [library.RowBlocks(rows=rows, operations=len(operations)), *operations]

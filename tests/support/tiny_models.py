@@ -48,6 +48,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1},
     ),
     "qwen3_tied_wide_heads": ("Qwen3", {"head_dim": 32, "tie_word_embeddings": True}),
+    "qwen3_three_heads_to_one": ("Qwen3", {"num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 16}),
     "qwen3_with_biases_and_layer_types": (
         "Qwen3",
         {

@@ -91,7 +91,8 @@ struct PackArgs {
     int64_t k;
 };
 
-// Rotates q and k in place of a merged qkv row and writes k and v to the cache.
+// Rotates q and k in place of a merged qkv row and writes k and v to the cache; q alone where k_cache is null, k and v
+// alone where num_heads is 0.
 struct RotaryArgs {
     const int64_t* rows;
     const Step* step;

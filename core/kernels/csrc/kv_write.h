@@ -60,6 +60,7 @@ void rotary(const RotaryArgs& a, Team& team) {
         const float* cos_sin = a.cos_sin ? a.cos_sin + a.step->positions[row] * a.rotary_dim : nullptr;
         for (int64_t h = kv_head * group; h < (kv_head + 1) * group; h++)
             rotate_head(a, q + h * a.head_dim, (const T*)a.q_norm, cos_sin);
+        if (!a.k_cache) return;
         rotate_head(a, k, (const T*)a.k_norm, cos_sin);
         write_kv_head<T>(a.k_cache, a.v_cache, a.step->slot_mapping[row], kv_head, a.num_blocks, a.head_dim, k,
                          k + a.num_kv_heads * a.head_dim);

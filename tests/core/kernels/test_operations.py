@@ -68,6 +68,12 @@ def test_a_gated_product_equals_silu_and_mul_of_the_plain_one(bias: bool, isa: s
     assert_close(gated, TorchOps().silu_and_mul(PackedWeight(weight, offset)(x)))
 
 
+@pytest.mark.parametrize(("first", "end"), [(0, 40), (32, 100)])
+def test_some_columns_alone_are_the_same_bits_as_among_all(first: int, end: int, isa: str) -> None:
+    x, packed = random(9, 64), PackedWeight(random(100, 64, seed=1), random(100, seed=2))
+    assert torch.equal(packed.columns(first, end)(x), packed(x)[:, first:end])
+
+
 def test_a_row_is_bitwise_the_same_whatever_rows_are_beside_it(isa: str) -> None:
     x, packed = random(100, 576), PackedWeight(random(320, 576, seed=1), None)
     whole = packed(x, torch.float32)

@@ -53,6 +53,17 @@ def test_int8_products_equal_torch(rows: int, n: int, k: int, isa: str) -> None:
     torch.testing.assert_close(Int8Weight(weight, None)(x, torch.float32), expected, atol=1e-2, rtol=1e-4)
 
 
+@pytest.mark.parametrize("kind", ["int8", *BLOCK_FORMATS])
+@pytest.mark.parametrize(("first", "end"), [(0, 40), (32, 70)])
+def test_some_columns_alone_are_the_same_bits_as_among_all(kind: str, first: int, end: int, isa: str) -> None:
+    x, bias = random(9, 64), random(70, seed=2)
+    if kind == "int8":
+        packed: PackedWeight = Int8Weight(random(70, 64, seed=1), bias)
+    else:
+        packed = BlockWeight(kind, random_blocks(kind, 70, 64), bias)
+    assert torch.equal(packed.columns(first, end)(x), packed(x)[:, first:end])
+
+
 @ROWS
 @KINDS
 @pytest.mark.parametrize(("n", "k"), [(32, 32), (70, 96)])

@@ -1,6 +1,7 @@
 """The recorded native decoder in bfloat16: as near to float32 as the plain one, and the same bits in any company."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from tiny_models import build_tiny_model
 
 from corespan.core.models.decoder import Decoder
 from corespan.core.models.native_decoder import NativeDecoder
+from corespan.core.scheduler.output import NewRequestData
 from corespan.core.worker.worker import Worker
 from corespan.protocol.params import SamplingParams
 
@@ -20,6 +22,7 @@ VARIANTS = (
     "llama_tied_with_biases_and_llama3_rope",
     "llama_linear_rope_no_grouping",
     "mistral_with_window",
+    "qwen3_three_heads_to_one",  # whose last queries share a panel of the packed weight with keys
     "qwen3_with_biases_and_layer_types",
 )
 
@@ -87,6 +90,36 @@ def test_native_logits_are_the_same_bits_in_chunks(native: Worker, prompts: list
 def test_native_logits_are_the_same_bits_alone(native: Worker, prompts: list[list[int]]) -> None:
     for expected, prompt in zip(prompt_logprobs(native, prompts), prompts, strict=True):
         np.testing.assert_array_equal(prompt_logprobs(native, [prompt])[0], expected)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [[], [0, 1, 21, 54], [21, 0], [54, *range(22, 54)], [0, *range(2, 22)], [30, 7, 9]],
+    ids=["none", "last_of_each", "last_of_some", "sampled_then_prompt", "all_of_some", "not_to_the_end"],
+)
+@torch.inference_mode()
+def test_states_of_some_tokens_are_the_same_bits_as_those_of_all(native: Worker, rows: list[int]) -> None:
+    native.initialize_kv_cache(32)
+    runner, lengths = native.model_runner, {"a": 1, "b": 1, "c": 20, "d": 33}
+    tokens = np.random.default_rng(7).integers(0, 320, 33).tolist()
+    for index, (req_id, length) in enumerate(lengths.items()):
+        blocks = [1 + 3 * index, 2 + 3 * index, 3 + 3 * index]
+        runner.batch.add(NewRequestData(req_id, tokens[:length], length, SamplingParams(), 0, blocks, 0))
+    inputs = runner.batch.prepare(lengths)
+
+    def states(output_rows: torch.Tensor | None) -> torch.Tensor:
+        model = runner.model
+        assert model is not None
+        metadata = replace(inputs.metadata)  # another step, as far as the model can tell
+        return model.forward(inputs.input_ids, runner.kv_caches, metadata, output_rows).clone()
+
+    every = states(None)
+    for cache in runner.kv_caches:
+        cache.zero_()
+    some = states(torch.tensor(rows, dtype=torch.int64))
+    for req_id in lengths:
+        runner.batch.remove(req_id)
+    assert torch.equal(some, every[rows])
 
 
 @pytest.mark.parametrize("quantization", [None, "int8"])
