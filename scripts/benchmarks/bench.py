@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
 
-from subjects import BENCHMARKS, CORESPAN_KINDS, Subject, checkout, corespan_command, print_columns
+from subjects import BENCHMARKS, CORESPAN_KINDS, Subject, checkout, corespan_command, load_pyplot, print_columns
 from workloads import WORKLOADS
 
 from corespan.engine.engine_args import Quantization
@@ -145,13 +145,7 @@ def print_table(summaries: list[dict]) -> None:
 
 
 def plot(summaries: list[dict], path: Path) -> None:
-    try:
-        import matplotlib
-    except ImportError:
-        raise SystemExit("--plot needs matplotlib: pip install matplotlib") from None
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
+    pyplot = load_pyplot()
     units = [workload.unit for workload in WORKLOADS.values() if workload.unit in summaries[0]]
     figure, axes = pyplot.subplots(
         1, len(units), figsize=(4.5 * len(units), 0.45 * len(summaries) + 1.5), squeeze=False

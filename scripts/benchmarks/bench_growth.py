@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from stepped_engine import SteppedEngine
-from subjects import print_columns
+from subjects import load_pyplot, print_columns
 
 MAX_MODEL_LEN, MAX_NUM_SEQS = 8192, 256
 Point = tuple[int, float]  # where on the curve, tokens per second
@@ -129,13 +129,7 @@ def print_table(curves: dict[str, list[Point]]) -> None:
 
 
 def plot(curves: dict[str, list[Point]], path: Path) -> None:
-    try:
-        import matplotlib
-    except ImportError:
-        raise SystemExit("--plot needs matplotlib: pip install matplotlib") from None
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
+    pyplot = load_pyplot()
     figure, axes = pyplot.subplots(1, len(curves), figsize=(3.6 * len(curves), 3.2), squeeze=False)
     for axis, (name, points) in zip(axes[0], curves.items(), strict=True):
         axis.plot([at for at, _ in points], [rate for _, rate in points], marker="o")
