@@ -19,6 +19,7 @@ from subjects import BENCHMARKS, CORESPAN_KINDS, LineProcess
 
 sys.path.insert(0, str(BENCHMARKS.parents[1] / "tests" / "support"))
 
+MODELS = ["tiny", "smollm2-135m"]
 LOWER_IS_BETTER = ("us", "ms", "bytes")  # units, which end a figure's name
 
 
@@ -89,17 +90,17 @@ def measure_all(options: argparse.Namespace, name: str, model: str) -> list[Brid
 def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/bench_bridge", description=__doc__)
     add = parser.add_argument
-    add("--models", nargs="+", default=["tiny", "smollm2-135m"], metavar="NAME", help="tiny, or a model [%(default)s]")
+    add("--models", nargs="+", default=MODELS, metavar="NAME", help=f"tiny: random weights [{' '.join(MODELS)}]")
     add(
         "--engines",
         nargs="+",
         choices=CORESPAN_KINDS,
         default=list(CORESPAN_KINDS),
         metavar="NAME",
-        help=f"{CORESPAN_KINDS} [all]",
+        help=f"{', '.join(CORESPAN_KINDS)} [all]",
     )
     add("--engine-args", default="{}", metavar="JSON", help="further EngineArgs fields")
-    add("--streams", nargs="+", type=int, default=[1, 64, 512], metavar="N", help="requests at once [%(default)s]")
+    add("--streams", nargs="+", type=int, default=[1, 64, 512], metavar="N", help="requests at once [1 64 512]")
     add("--calls", type=int, default=1000, metavar="N", help="empty calls; first tokens: a tenth [%(default)s]")
     add("--repeat", type=int, default=3, metavar="N", help="rounds [%(default)s]")
     return parser.parse_args()
