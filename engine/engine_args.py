@@ -5,6 +5,7 @@
 
 import enum
 import json
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +21,16 @@ from ..protocol.config import (
     SchedulerConfig,
     VllmConfig,
 )
-from ..protocol.param_checks import as_bool, as_int, float_in, int_at_least, reject
+from ..protocol.param_checks import (
+    as_bool,
+    as_int,
+    as_seconds,
+    float_in,
+    int_at_least,
+    is_encodable,
+    is_plain_dict,
+    reject,
+)
 from .hub import DEFAULT_MODEL
 from .model_source import ModelFiles, resolve_model
 
@@ -51,6 +61,17 @@ _LENGTH_KEYS = (
     "max_sequence_length",
     "max_seq_length",
 )
+_TEXTS = ("served_model_name", "revision", "tokenizer_revision", "core_address", "otlp_traces_endpoint")
+_PATHS = ("model", "tokenizer", "generation_config")
+_SWITCHES = (
+    "skip_tokenizer_init",
+    "trust_remote_code",
+    "enable_prompt_embeds",
+    "enforce_eager",
+    "enable_sleep_mode",
+    "disable_log_stats",
+)
+_OPTIONAL_SWITCHES = ("enable_prefix_caching", "enable_chunked_prefill")
 _SUFFIXES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
 _END_TOKENS = ("eos_token_id", "bos_token_id", "pad_token_id")
 
@@ -74,9 +95,9 @@ _BATCH_DEFAULTS = {  # tokens a step, requests at once
 class EngineArgs:
     """An engine's options under vLLM's names. `create_engine_config` checks them; None means "work it out"."""
 
-    model: str = DEFAULT_MODEL
+    model: str | os.PathLike[str] = DEFAULT_MODEL
     served_model_name: str | None = None
-    tokenizer: str | None = None  # a folder or hub id, where it is not the model's own
+    tokenizer: str | os.PathLike[str] | None = None  # a folder or hub id, where it is not the model's own
     skip_tokenizer_init: bool = False  # token ids in, token ids out
     trust_remote_code: bool = False
     revision: str | None = None
@@ -90,7 +111,7 @@ class EngineArgs:
     logprobs_mode: LogprobsMode = "raw_logprobs"
     logits_processors: Sequence[str | type] | None = None  # classes, or "package.module:Class"
     enable_prompt_embeds: bool = False
-    generation_config: str = "auto"  # "auto": the model's own; "vllm": none; else a folder
+    generation_config: str | os.PathLike[str] = "auto"  # "auto": the model's own; "vllm": none; else a folder
     override_generation_config: dict[str, Any] | None = None
     block_size: int | None = None
     gpu_memory_utilization: float = 0.92
@@ -120,9 +141,10 @@ class EngineArgs:
 
         Raises ValueError naming field, value and legal range; FileNotFoundError for a model path that does not exist.
         """
+        self._check_types()
         self._check_choices()
         needs_tokenizer = not self.skip_tokenizer_init and self.tokenizer is None
-        files = resolve_model(self.model, self.revision, with_tokenizer=needs_tokenizer)
+        files = resolve_model(os.fspath(self.model), self.revision, with_tokenizer=needs_tokenizer)
         hf_config = {**files.hf_config, **(self.hf_overrides or {})}
         if not isinstance(hf_config.get("vocab_size"), int):
             raise ValueError(f"the configuration of {files.path} has no vocab_size; is it a language model?")
@@ -134,6 +156,27 @@ class EngineArgs:
             parallel_config=self._parallel_config(),
             observability_config=ObservabilityConfig(otlp_traces_endpoint=self.otlp_traces_endpoint),
         )
+
+    def _check_types(self) -> None:
+        for name in _TEXTS:
+            value = getattr(self, name)
+            if not isinstance(value, str | None) or not is_encodable(value):
+                reject(name, value, "None or a string of valid Unicode")
+        for name in _PATHS:
+            value = getattr(self, name)
+            if value is None and name == "tokenizer":
+                continue
+            if not isinstance(value, (str, os.PathLike)) or not os.fspath(value) or not is_encodable(os.fspath(value)):
+                reject(name, value, "a non-empty string of valid Unicode, or a path")
+        for name in _SWITCHES:
+            as_bool(name, getattr(self, name))
+        for name in _OPTIONAL_SWITCHES:
+            if getattr(self, name) is not None:
+                as_bool(name, getattr(self, name))
+        for name in ("hf_overrides", "override_generation_config"):
+            value = getattr(self, name)
+            if value is not None and not is_plain_dict(value):
+                reject(name, value, "None or a dict from strings to plain data")
 
     def _check_choices(self) -> None:
         choices = {
@@ -148,13 +191,11 @@ class EngineArgs:
         for name in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
             if (size := int_at_least(name, getattr(self, name), 1)) != 1:
                 reject(name, size, "1: the engine has one worker")
-        for name in ("enforce_eager", "enable_sleep_mode"):
-            as_bool(name, getattr(self, name))
 
     def _model_config(self, files: ModelFiles, hf_config: dict[str, Any], max_model_len: int) -> ModelConfig:
         return ModelConfig(
             model=files.path,
-            served_model_name=self.served_model_name or self.model,
+            served_model_name=self.served_model_name or os.fspath(self.model),
             tokenizer=self._tokenizer_folder(files),
             hf_config=hf_config,
             generation_config=self._generation_config(files),
@@ -172,8 +213,12 @@ class EngineArgs:
 
     def _logits_processors(self) -> list[str]:
         """Import paths: the core, in a process of its own, imports what it is given."""
-        given = self.logits_processors or []
-        if isinstance(given, str) or not all(isinstance(each, (str, type)) for each in given):
+        given = [] if self.logits_processors is None else self.logits_processors
+        if (
+            isinstance(given, str)
+            or not isinstance(given, Sequence)
+            or not all(isinstance(each, (str, type)) for each in given)
+        ):
             reject("logits_processors", given, "a list of classes or of 'package.module:Class'")
         return [each if isinstance(each, str) else f"{each.__module__}:{each.__qualname__}" for each in given]
 
@@ -184,7 +229,7 @@ class EngineArgs:
             return files.tokenizer_dir
         if (folder := Path(self.tokenizer).expanduser()).is_dir():
             return str(folder.resolve())
-        return resolve_model(self.tokenizer, self.tokenizer_revision).tokenizer_dir
+        return resolve_model(os.fspath(self.tokenizer), self.tokenizer_revision).tokenizer_dir
 
     def _generation_config(self, files: ModelFiles) -> dict[str, Any]:
         """What ends a generation always comes from the model's own file; `generation_config` governs the rest."""
@@ -252,13 +297,12 @@ class EngineArgs:
         return tokens, seqs if self.max_num_seqs is not None else min(seqs, tokens)
 
     def _parallel_config(self) -> ParallelConfig:
-        for name in ("shutdown_timeout", "step_timeout"):
-            if (value := getattr(self, name)) is not None:
-                float_in(name, value, 0, float(2**31))
+        if self.step_timeout is not None and as_seconds("step_timeout", self.step_timeout) == 0:
+            reject("step_timeout", self.step_timeout, "None or more than 0 seconds")
         return ParallelConfig(
             core_address=self.core_address,
             engine_restart=int_at_least("engine_restart", self.engine_restart, 0),
-            shutdown_timeout=self.shutdown_timeout,
+            shutdown_timeout=as_seconds("shutdown_timeout", self.shutdown_timeout),
             step_timeout=self.step_timeout,
         )
 
@@ -269,6 +313,10 @@ class AsyncEngineArgs(EngineArgs):
 
     enable_log_requests: bool = False
 
+    def _check_types(self) -> None:
+        super()._check_types()
+        as_bool("enable_log_requests", self.enable_log_requests)
+
 
 def parse_max_model_len(value: int | str | None) -> int | None:
     """Tokens, `AUTO`, or None. Accepts 4096, "4096", "1k" (1,000), "1K" (1,024), "25.6k", -1 and "auto"."""
@@ -276,7 +324,7 @@ def parse_max_model_len(value: int | str | None) -> int | None:
     if value is None or value == "auto":
         return None if value is None else AUTO
     if isinstance(value, str):
-        match = re.fullmatch(r"(-1|\d+(?:\.\d+)?)([kmgKMG]?)", value.strip())
+        match = re.fullmatch(r"(-1|\d{1,18}(?:\.\d{1,18})?)([kmgKMG]?)", value.strip())
         if match is None:
             reject("max_model_len", value, legal)
         value = round(float(match[1]) * _SUFFIXES[match[2]])

@@ -1,11 +1,16 @@
 """Every environment variable that corespan reads: one table, read when asked for."""
 
+import math
 import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+
 
 class EnvironmentVariable(NamedTuple):
+    """`parse` raises ValueError for what will not do, and its message says what will."""
+
     parse: Callable[[str], Any]
     default: Any
     meaning: str
@@ -13,24 +18,47 @@ class EnvironmentVariable(NamedTuple):
 
 def _flag(text: str) -> bool:
     if text.strip().lower() not in ("0", "1", "true", "false", ""):
-        raise ValueError("a flag is 0 or 1")
+        raise ValueError("0 or 1")
     return text.strip().lower() in ("1", "true")
+
+
+def _number(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise ValueError("a finite number")
+    return number
+
+
+def _integer(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError("an integer") from None
+
+
+def _level(text: str) -> str:
+    if text.strip().upper() not in LEVELS:
+        raise ValueError(f"one of {', '.join(LEVELS)}")
+    return text.strip().upper()
 
 
 VARIABLES: dict[str, EnvironmentVariable] = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": EnvironmentVariable(_flag, True, "run the core in a process of its own"),
     "VLLM_CPU_KVCACHE_SPACE": EnvironmentVariable(
-        float, None, "KV cache on the CPU, GiB; unset: half of the free memory times gpu_memory_utilization"
+        _number, None, "KV cache on the CPU, GiB; unset: half of the free memory times gpu_memory_utilization"
     ),
-    "VLLM_ENGINE_READY_TIMEOUT_S": EnvironmentVariable(float, 600.0, "seconds the core may take to start"),
+    "VLLM_ENGINE_READY_TIMEOUT_S": EnvironmentVariable(_number, 600.0, "seconds the core may take to start"),
     "VLLM_RPC_BASE_PATH": EnvironmentVariable(str, None, "folder under which socket directories are made"),
-    "VLLM_LOG_STATS_INTERVAL": EnvironmentVariable(float, 10.0, "seconds between two lines of statistics"),
+    "VLLM_LOG_STATS_INTERVAL": EnvironmentVariable(_number, 10.0, "seconds between two lines of statistics"),
     "VLLM_TORCH_PROFILER_DIR": EnvironmentVariable(
         str, None, "folder for the traces of start_profile(); unset: the working directory"
     ),
-    "VLLM_LOGGING_LEVEL": EnvironmentVariable(str, "INFO", "DEBUG, INFO, WARNING or ERROR"),
+    "VLLM_LOGGING_LEVEL": EnvironmentVariable(_level, "INFO", "DEBUG, INFO, WARNING or ERROR"),
     "VLLM_MSGPACK_ZERO_COPY_THRESHOLD": EnvironmentVariable(
-        int, 256, "bytes from which an array gets a frame of its own"
+        _integer, 256, "bytes from which an array gets a frame of its own"
     ),
     "VLLM_ALLOW_INSECURE_SERIALIZATION": EnvironmentVariable(
         _flag, False, "let collective_rpc ship functions (pickle)"
@@ -39,9 +67,9 @@ VARIABLES: dict[str, EnvironmentVariable] = {
         _flag, False, "use the caller's request ids as they are"
     ),
     "VLLM_V1_OUTPUT_PROC_CHUNK_SIZE": EnvironmentVariable(
-        int, 128, "outputs handled before other asyncio tasks get a turn"
+        _integer, 128, "outputs handled before other asyncio tasks get a turn"
     ),
-    "VLLM_MAX_N_SEQUENCES": EnvironmentVariable(int, 16384, "largest SamplingParams.n"),
+    "VLLM_MAX_N_SEQUENCES": EnvironmentVariable(_integer, 16384, "largest SamplingParams.n"),
     "VLLM_ALLOW_LONG_MAX_MODEL_LEN": EnvironmentVariable(_flag, False, "accept a max_model_len beyond the model's own"),
     "VLLM_BATCH_INVARIANT": EnvironmentVariable(
         _flag, False, "refuse to start where a request's logits could depend on the batch it runs in"
@@ -56,7 +84,7 @@ VARIABLES: dict[str, EnvironmentVariable] = {
 def __getattr__(name: str) -> Any:
     """The variable's parsed value, or its default when unset.
 
-    Raises ValueError naming the variable when its text does not parse.
+    Raises ValueError naming the variable, its text and what is allowed when the text does not parse.
     """
     try:
         variable = VARIABLES[name]
@@ -67,5 +95,5 @@ def __getattr__(name: str) -> Any:
         return variable.default
     try:
         return variable.parse(text)
-    except ValueError as error:
-        raise ValueError(f"environment variable {name}={text!r}: {error} ({variable.meaning})") from None
+    except ValueError as legal:
+        raise ValueError(f"{name} must be {legal}, got {text!r} ({variable.meaning})") from None

@@ -18,13 +18,22 @@ _INT64 = range(-(2**63), 2**63)
 
 def reject(field: str, value: object, legal: str) -> NoReturn:
     """Raise the one error text all checks share."""
+    raise VLLMValidationError(_complaint(field, value, legal), parameter=field, value=value)
+
+
+def reject_type(field: str, value: object, legal: str) -> NoReturn:
+    """The same text as a TypeError, for what is not even of the right kind."""
+    raise TypeError(_complaint(field, value, legal))
+
+
+def _complaint(field: str, value: object, legal: str) -> str:
     try:
         shown = repr(value)
     except RecursionError:
         shown = f"a {type(value).__name__} too deeply nested to show"
     if len(shown) > 80:
         shown = shown[:77] + "..."
-    raise VLLMValidationError(f"{field} must be {legal}, got {shown}", parameter=field, value=value)
+    return f"{field} must be {legal}, got {shown}"
 
 
 def as_int(field: str, value: object, legal: str) -> int:
@@ -69,6 +78,15 @@ def float_in(field: str, value: object, low: float, high: float, *, low_open: bo
     if number > high or number < low or (low_open and number == low):
         reject(field, value, legal)
     return number
+
+
+def as_seconds(field: str, value: object) -> float:
+    """How long something may take; more than sixty years are refused, which no timer takes."""
+    legal = "a number of seconds from 0 to 2**31"
+    seconds = as_finite_float(field, value, legal)
+    if not 0 <= seconds <= 2**31:
+        reject(field, value, legal)
+    return seconds
 
 
 def as_bool(field: str, value: object) -> bool:

@@ -27,6 +27,7 @@ from .param_checks import (
     logit_bias_from_text,
     logprob_count,
     reject,
+    reject_type,
     text_list,
     token_id_list,
 )
@@ -137,7 +138,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, repr_omit_defaults=True
         self.temperature = float_in("temperature", self.temperature, 0.0, 2.0)
         self.top_p = float_in("top_p", self.top_p, 0.0, 1.0, low_open=True)
         if isinstance(self.top_k, bool) or not hasattr(self.top_k, "__index__"):
-            raise TypeError(f"top_k must be an integer, got {self.top_k!r} of type {type(self.top_k).__name__}")
+            reject_type("top_k", self.top_k, "an integer")
         self.top_k = int_at_least("top_k", self.top_k, -1, "0 or -1 (off) or an integer of at least 1")
         self.min_p = float_in("min_p", self.min_p, 0.0, 1.0)
         if self.seed is not None:

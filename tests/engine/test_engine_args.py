@@ -125,11 +125,44 @@ def test_batch_limits_default_by_usage_and_fit_each_other(
         ("step_timeout", float("nan")),
         ("generation_config", "/no/such/folder"),
         ("seed", "one"),
+        ("step_timeout", 0),
+        ("shutdown_timeout", None),
+        ("max_model_len", "9" * 400),
+        ("core_address", "tcp://0.0.0.0"),
     ],
 )
 def test_values_out_of_range_name_the_field(config_of: Any, field: str, value: Any) -> None:
     with pytest.raises(ValueError, match=field):
         config_of(**{field: value})
+
+
+NOT_TEXTS = [5, 1.5, True, [], ["a"], {}, b"a", "\ud800"]
+WRONG_TYPES: dict[str, list[Any]] = {
+    **dict.fromkeys(["served_model_name", "revision", "tokenizer_revision"], NOT_TEXTS),
+    **dict.fromkeys(["core_address", "otlp_traces_endpoint"], NOT_TEXTS),
+    "tokenizer": ["", *NOT_TEXTS],
+    **dict.fromkeys(["model", "generation_config"], [None, "", *NOT_TEXTS]),
+    **dict.fromkeys(["skip_tokenizer_init", "trust_remote_code", "enable_prompt_embeds"], [None, 0, "no"]),
+    **dict.fromkeys(["disable_log_stats", "enforce_eager", "enable_sleep_mode"], [None, 0, "no"]),
+    **dict.fromkeys(["enable_prefix_caching", "enable_chunked_prefill", "enable_log_requests"], [0, "no"]),
+    **dict.fromkeys(["hf_overrides", "override_generation_config"], [5, "a", ["a"], {5: 1}, {"a": object()}]),
+    "logits_processors": [5, True, "a.b:C", {"a.b:C"}, [5], [Path()]],
+}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [(field, value) for field, values in WRONG_TYPES.items() for value in values]
+)
+def test_values_of_a_wrong_type_name_field_value_and_what_will_do(tiny_llama_dir: str, field: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"^{field} must be .*, got "):
+        AsyncEngineArgs(**{"model": tiny_llama_dir, field: value}).create_engine_config()
+
+
+def test_files_and_folders_may_be_paths(tiny_llama_dir: str) -> None:
+    folder = Path(tiny_llama_dir)
+    of_paths = EngineArgs(model=folder, tokenizer=folder, generation_config=folder).create_engine_config()
+    of_texts = EngineArgs(model=tiny_llama_dir, tokenizer=tiny_llama_dir, generation_config=tiny_llama_dir)
+    assert of_paths == of_texts.create_engine_config()
 
 
 def test_contradicting_limits_are_refused(config_of: Any) -> None:
@@ -180,9 +213,6 @@ def test_options_of_engines_with_more_workers_and_graphs_are_known_by_name(confi
             config_of(**{name: 2})
         with pytest.raises(ValueError, match=name):
             config_of(**{name: "1"})
-    for name in ("enforce_eager", "enable_sleep_mode"):
-        with pytest.raises(ValueError, match=f"{name} must be True or False"):
-            config_of(**{name: "yes"})
 
 
 def test_logits_processors_are_classes_or_paths(config_of: Any) -> None:
@@ -190,9 +220,3 @@ def test_logits_processors_are_classes_or_paths(config_of: Any) -> None:
         assert config_of(logits_processors=given).model_config.logits_processors == []
     paths = config_of(logits_processors=["a.b:C", Path]).model_config.logits_processors
     assert paths == ["a.b:C", f"{Path.__module__}:Path"]
-
-
-@pytest.mark.parametrize("given", ["a.b:C", [5], [Path()]])
-def test_logits_processors_that_are_neither_are_refused(config_of: Any, given: Any) -> None:
-    with pytest.raises(ValueError, match="logits_processors must be a list of classes"):
-        config_of(logits_processors=given)
