@@ -11,27 +11,23 @@ from typing import TYPE_CHECKING, Any
 from ..client.addresses import ClientAddresses
 from ..client.async_mp import AsyncMPClient, make_async_mp_client
 from ..client.base import PauseMode
-from ..protocol.config import ModelConfig, VllmConfig
+from ..protocol.config import VllmConfig
 from ..protocol.errors import EngineDeadError, EngineGenerateError
+from ..protocol.param_checks import as_seconds
 from ..protocol.params import SamplingParams
 from ..protocol.requests import EngineCoreRequest
-from .controls import EngineControls
 from .engine_args import DEFAULT_EXECUTOR_CLASS, AsyncEngineArgs, EngineArgs, UsageContext
-from .generation_defaults import default_sampling_params
-from .input_processor import InputProcessor, refuse_lora
-from .log import configure_logging
-from .metrics.loggers import NO_STATISTICS, StatLoggerFactory, StatLoggerManager
+from .engine_base import EngineBase
+from .input_processor import refuse_lora
+from .metrics.loggers import NO_STATISTICS, StatLoggerFactory
 from .metrics.stats import IterationStats
 from .output_collector import RequestOutputCollector
 from .output_handler import OutputHandler
-from .output_processor import OutputProcessor
 from .outputs import RequestOutput
 from .parallel_sampling import fan_out
 from .prepared_requests import adopt
-from .renderer import PromptType, Renderer
+from .renderer import PromptType
 from .streaming_input import PromptStreamError, StreamingInput, as_piece, first_piece, send_pieces
-from .tokenizer import Tokenizer, get_tokenizer
-from .tracing import make_tracer
 
 if TYPE_CHECKING:
     from .metrics.reader import Metric
@@ -45,12 +41,14 @@ to a thread, lest they hold up everybody's streams; so do requests with a gramma
 NUM_PROMPT_THREADS = 4
 
 
-class AsyncLLM(EngineControls):
+class AsyncLLM(EngineBase):
     """One model behind asyncio. Controls inherited from `EngineControls` return awaitables.
 
     Used from one event loop at a time; a second loop may take over once the first has stopped, and raises RuntimeError
     before. `shutdown` may be called from any thread.
     """
+
+    engine_core: AsyncMPClient
 
     def __init__(
         self,
@@ -71,27 +69,15 @@ class AsyncLLM(EngineControls):
 
         `stat_loggers` get statistics even with `log_stats` off, which stands for the default loggers then.
         """
-        configure_logging()
-        self.tokenizer = get_tokenizer(vllm_config.model_config)
+
+        def make_client(log_stats: bool) -> AsyncMPClient:
+            return make_async_mp_client(
+                vllm_config, executor_class, log_stats, client_addresses, client_count, client_index
+            )
+
+        super().__init__(vllm_config, log_stats, stat_loggers, make_client)
         self.log_requests = log_requests
-        self.log_stats = log_stats or bool(stat_loggers)
-        self.tracer = make_tracer(vllm_config)
-        self.engine_core: AsyncMPClient = make_async_mp_client(
-            vllm_config,
-            executor_class,
-            self.log_stats or self.tracer is not None,
-            client_addresses,
-            client_count,
-            client_index,
-        )
         self._finalizer = weakref.finalize(self, self.engine_core.shutdown)
-        self.vllm_config = self.engine_core.vllm_config
-        self.renderer = Renderer(self.vllm_config.model_config, self.tokenizer)
-        self.input_processor = InputProcessor(self.vllm_config, self.tokenizer, self.renderer)
-        self.output_processor = OutputProcessor(
-            self.tokenizer, self.log_stats, self.vllm_config.scheduler_config.stream_interval, self.tracer
-        )
-        self.logger_manager = StatLoggerManager(self.vllm_config, stat_loggers, log_stats) if self.log_stats else None
         self._output_handler = OutputHandler(self.engine_core, self.output_processor, self.logger_manager)
         self._prompt_threads = ThreadPoolExecutor(NUM_PROMPT_THREADS, thread_name_prefix="corespan-prompt")
 
@@ -129,20 +115,6 @@ class AsyncLLM(EngineControls):
     def client_addresses(self, client_index: int) -> ClientAddresses:
         """What another engine needs to share this one's core, as client `client_index` of the `client_count`."""
         return self.engine_core.client_addresses(client_index)
-
-    @property
-    def model_config(self) -> ModelConfig:
-        return self.vllm_config.model_config
-
-    def get_tokenizer(self) -> Tokenizer:
-        """Raises ValueError for an engine that runs on token ids alone."""
-        if self.tokenizer is None:
-            raise ValueError("the engine has no tokenizer (skip_tokenizer_init, or the model comes without one)")
-        return self.tokenizer
-
-    def get_default_sampling_params(self) -> SamplingParams:
-        """The model's generation config over vLLM's defaults."""
-        return default_sampling_params(self.model_config)
 
     async def generate(
         self,
@@ -247,9 +219,8 @@ class AsyncLLM(EngineControls):
 
         Whoever waits for one of them gets a last output with finish_reason "abort".
         """
-        request_ids = (request_id,) if isinstance(request_id, str) else request_id
         iteration_stats = IterationStats() if self.log_stats else None
-        aborted = self.output_processor.abort_requests(request_ids, internal, iteration_stats)
+        aborted = self.output_processor.abort_requests(request_id, internal, iteration_stats)
         if self.logger_manager is not None:
             self.logger_manager.record(None, iteration_stats)
         await self.engine_core.abort_requests_async(aborted)
@@ -277,7 +248,7 @@ class AsyncLLM(EngineControls):
     async def wait_for_requests_to_drain(self, drain_timeout: float = 300) -> None:
         """Returns when nothing is in flight. Raises TimeoutError after `drain_timeout` seconds."""
         try:
-            async with asyncio.timeout(drain_timeout):
+            async with asyncio.timeout(as_seconds("drain_timeout", drain_timeout)):
                 while self.output_processor.has_unfinished_requests():
                     await asyncio.sleep(0.01)
         except TimeoutError:
@@ -374,10 +345,6 @@ class AsyncLLM(EngineControls):
     def _ensure_alive(self) -> None:
         if self.errored:
             raise self.dead_error
-
-    def _record_sleep_state(self, sleep: int, level: int) -> None:
-        if self.logger_manager is not None:
-            self.logger_manager.record_sleep_state(sleep, level)
 
 
 AsyncLLMEngine = AsyncLLM

@@ -2,16 +2,17 @@
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from os import PathLike
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..client.base import EngineCoreClient, PauseMode
 from ..protocol.config import ModelConfig
+from ..protocol.param_checks import reject_type
 from ..protocol.params import BeamSearchParams, RequestOutputKind, SamplingParams
 from .controls import EngineControls
 from .conversation import to_conversation_list
 from .engine_args import EngineArgs, UsageContext
-from .generation_defaults import default_sampling_params
 from .input_processor import refuse_lora
 from .llm_engine import LLMEngine
 from .metrics.loggers import StatLoggerFactory
@@ -32,7 +33,9 @@ class LLM(EngineControls):
     VLLM_ENABLE_V1_MULTIPROCESSING=0. Statistics are off unless `disable_log_stats=False` or `stat_loggers` are given.
     """
 
-    def __init__(self, model: str, *, stat_loggers: Sequence[StatLoggerFactory] = (), **engine_args: Any) -> None:
+    def __init__(
+        self, model: str | PathLike[str], *, stat_loggers: Sequence[StatLoggerFactory] = (), **engine_args: Any
+    ) -> None:
         engine_args.setdefault("disable_log_stats", True)
         self.llm_engine = LLMEngine.from_engine_args(
             EngineArgs(model=model, **engine_args), UsageContext.LLM_CLASS, stat_loggers=stat_loggers
@@ -59,7 +62,7 @@ class LLM(EngineControls):
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What `sampling_params=None` stands for: the model's generation config over vLLM's defaults."""
-        return default_sampling_params(self.model_config)
+        return self.llm_engine.get_default_sampling_params()
 
     def generate(
         self,
@@ -68,7 +71,7 @@ class LLM(EngineControls):
         *,
         use_tqdm: UseTqdm = True,
         lora_request: None = None,
-        priority: Sequence[int] | None = None,
+        priority: int | Sequence[int] | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """One output a prompt, in the prompts' order. A list of ints is one prompt; any other list is a batch.
@@ -116,7 +119,7 @@ class LLM(EngineControls):
         prompts: PromptType | Sequence[PromptType],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         lora_request: None = None,
-        priority: Sequence[int] | None = None,
+        priority: int | Sequence[int] | None = None,
         use_tqdm: UseTqdm = True,
         tokenization_kwargs: Mapping[str, Any] | None = None,
     ) -> list[str]:
@@ -135,7 +138,7 @@ class LLM(EngineControls):
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: UseTqdm = True,
         lora_request: None = None,
-        priority: Sequence[int] | None = None,
+        priority: int | Sequence[int] | None = None,
         chat_template: str | None = None,
         chat_template_content_format: Literal["auto", "string", "openai"] = "auto",
         add_generation_prompt: bool = True,
@@ -218,7 +221,7 @@ class LLM(EngineControls):
         messages: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
         chat_params: ChatParams,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
-        priority: Sequence[int] | None,
+        priority: int | Sequence[int] | None,
         tokenization_kwargs: Mapping[str, Any] | None,
         use_tqdm: UseTqdm,
     ) -> tuple[list[str], list[str]]:
@@ -247,7 +250,7 @@ class LLM(EngineControls):
         prompts: Iterable[PromptType],
         count: int,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
-        priority: Sequence[int] | None,
+        priority: int | Sequence[int] | None,
         tokenization_kwargs: Mapping[str, Any] | None,
         use_tqdm: UseTqdm,
     ) -> tuple[list[str], list[str]]:
@@ -321,12 +324,12 @@ def _one_each(name: str, given: Any, kind: type, count: int) -> list[Any]:
     if isinstance(given, kind):
         return [given] * count
     if isinstance(given, str) or not isinstance(given, Sequence):
-        raise TypeError(f"{name} must be a {kind.__name__} or a sequence of them, got {type(given).__name__}")
+        reject_type(name, given, f"one {kind.__name__} or a sequence of them")
     if len(given) != count:
         raise ValueError(f"{name} has {len(given)} entries for {count} prompts")
     for each in given:
         if not isinstance(each, kind):
-            raise TypeError(f"{name} must hold {kind.__name__}, got {each!r}")
+            reject_type(f"each entry of {name}", each, f"of type {kind.__name__}")
     return list(given)
 
 

@@ -6,33 +6,32 @@ from typing import TYPE_CHECKING, Any
 
 from ..client.base import EngineCoreClient, PauseMode, SyncEngineCoreClient
 from ..protocol import envs
-from ..protocol.config import ModelConfig, VllmConfig
+from ..protocol.config import VllmConfig
 from ..protocol.outputs import SchedulerStats
+from ..protocol.param_checks import as_seconds
 from ..protocol.params import SamplingParams
 from ..protocol.requests import EngineCoreRequest
-from .controls import EngineControls
 from .engine_args import DEFAULT_EXECUTOR_CLASS, EngineArgs, UsageContext
-from .input_processor import InputProcessor, refuse_lora
-from .log import configure_logging
-from .metrics.loggers import NO_STATISTICS, StatLoggerFactory, StatLoggerManager
+from .engine_base import EngineBase
+from .input_processor import refuse_lora
+from .metrics.loggers import NO_STATISTICS, StatLoggerFactory
 from .metrics.stats import IterationStats
-from .output_processor import OutputProcessor
 from .outputs import RequestOutput
 from .parallel_sampling import fan_out
 from .prepared_requests import adopt
-from .renderer import PromptType, Renderer
-from .tokenizer import Tokenizer, get_tokenizer
-from .tracing import make_tracer
+from .renderer import PromptType
 
 if TYPE_CHECKING:
     from .metrics.reader import Metric
 
 
-class LLMEngine(EngineControls):
+class LLMEngine(EngineBase):
     """Owns the client to one core. Used by one thread at a time.
 
     With the core in this process `model_executor` is its executor; otherwise there is no such attribute.
     """
+
+    engine_core: SyncEngineCoreClient
 
     def __init__(
         self,
@@ -47,20 +46,11 @@ class LLMEngine(EngineControls):
 
         `stat_loggers` get statistics even with `log_stats` off, which stands for the default loggers then.
         """
-        configure_logging()
-        self.tokenizer = get_tokenizer(vllm_config.model_config)
-        self.log_stats = log_stats or bool(stat_loggers)
-        self.tracer = make_tracer(vllm_config)
-        self.engine_core: SyncEngineCoreClient = EngineCoreClient.make_client(
-            multiprocess_mode, False, vllm_config, executor_class, self.log_stats or self.tracer is not None
-        )
-        self.vllm_config = self.engine_core.vllm_config
-        self.renderer = Renderer(self.vllm_config.model_config, self.tokenizer)
-        self.input_processor = InputProcessor(self.vllm_config, self.tokenizer, self.renderer)
-        self.output_processor = OutputProcessor(
-            self.tokenizer, self.log_stats, self.vllm_config.scheduler_config.stream_interval, self.tracer
-        )
-        self.logger_manager = StatLoggerManager(self.vllm_config, stat_loggers, log_stats) if self.log_stats else None
+
+        def make_client(log_stats: bool) -> EngineCoreClient:
+            return EngineCoreClient.make_client(multiprocess_mode, False, vllm_config, executor_class, log_stats)
+
+        super().__init__(vllm_config, log_stats, stat_loggers, make_client)
         self._halted = False  # by pause_generation() or sleep()
         self._drained: list[RequestOutput] = []  # for the next step()
         if not multiprocess_mode:
@@ -99,16 +89,6 @@ class LLMEngine(EngineControls):
             multiprocess_mode=enable_multiprocessing or envs.VLLM_ENABLE_V1_MULTIPROCESSING,
         )
 
-    @property
-    def model_config(self) -> ModelConfig:
-        return self.vllm_config.model_config
-
-    def get_tokenizer(self) -> Tokenizer:
-        """Raises ValueError for an engine that runs on token ids alone."""
-        if self.tokenizer is None:
-            raise ValueError("the engine has no tokenizer (skip_tokenizer_init, or the model comes without one)")
-        return self.tokenizer
-
     def add_request(
         self,
         request_id: str,
@@ -126,8 +106,6 @@ class LLMEngine(EngineControls):
         A prepared `EngineCoreRequest` in place of a prompt keeps its own id, and `prompt_text` is then its text.
         Raises TypeError and ValueError for what cannot be served, before anything is queued, and EngineDeadError.
         """
-        if not isinstance(request_id, str):
-            raise TypeError(f"request_id must be a string, got {request_id!r} of type {type(request_id).__name__}")
         refuse_lora(lora_request)
         if isinstance(prompt, EngineCoreRequest):
             request = adopt(request_id, prompt)
@@ -142,8 +120,6 @@ class LLMEngine(EngineControls):
 
     def abort_request(self, request_ids: str | Iterable[str], internal: bool = False) -> None:
         """Ends requests without further output. Ids are the caller's, or internal ones; unknown ids are ignored."""
-        if isinstance(request_ids, str):
-            request_ids = (request_ids,)
         iteration_stats = IterationStats() if self.log_stats else None
         self.engine_core.abort_requests(self.output_processor.abort_requests(request_ids, internal, iteration_stats))
         if self.logger_manager is not None:
@@ -202,7 +178,7 @@ class LLMEngine(EngineControls):
         Raises TimeoutError after `drain_timeout` seconds, looked at between steps, and at once where the engine is
         paused or asleep and nothing would come.
         """
-        deadline = time.monotonic() + drain_timeout
+        deadline = time.monotonic() + as_seconds("drain_timeout", drain_timeout)
         drained, self._drained = self._drained, []
         try:
             while (remaining := self.get_num_unfinished_requests()) > 0:
@@ -255,7 +231,3 @@ class LLMEngine(EngineControls):
         except BaseException:
             self.abort_request(registered, internal=True)
             raise
-
-    def _record_sleep_state(self, sleep: int, level: int) -> None:
-        if self.logger_manager is not None:
-            self.logger_manager.record_sleep_state(sleep, level)

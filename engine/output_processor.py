@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..protocol.outputs import EngineCoreOutput, FinishReason
+from ..protocol.param_checks import reject_type
 from ..protocol.requests import EngineCoreRequest
 from .logprobs import TokenDecoder
 from .metrics.stats import IterationStats, RequestStateStats
@@ -141,15 +142,17 @@ class OutputProcessor:
         return result
 
     def abort_requests(
-        self, request_ids: Iterable[str], internal: bool, iteration_stats: IterationStats | None = None
+        self, request_ids: str | Iterable[str], internal: bool, iteration_stats: IterationStats | None = None
     ) -> list[str]:
-        """End requests by the caller's ids, or by internal ones (a parent's stands for its children).
+        """End one request or several, by the caller's ids or internal ones (a parent's stands for its children).
 
         Whoever waits on a collector gets a last output with "abort". Returns the internal ids that the core is to
         abort; unknown ids are passed over.
         """
+        if not isinstance(request_ids, Iterable):
+            reject_type("request_ids", request_ids, "a request's id, or a sequence of them")
         aborted = []
-        for given_id in request_ids:
+        for given_id in (request_ids,) if isinstance(request_ids, str) else request_ids:
             for request_id in self._running_ids(given_id, internal):
                 state = self.request_states[request_id]
                 state.detokenizer.update((), finished=True, stopped_by_token=False)

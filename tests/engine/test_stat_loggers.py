@@ -114,3 +114,9 @@ def test_a_subclass_of_the_prometheus_logger_takes_the_place_of_the_default_one(
     prometheus = [each for each in llm.llm_engine.logger_manager.loggers if isinstance(each, PrometheusStatLogger)]
     assert [type(each) for each in prometheus] == [Own]
     assert {metric.name: metric for metric in llm.get_metrics()}["vllm:generation_tokens"].value == 3
+
+
+@pytest.mark.parametrize("given", [5, Counting, [5], ["Counting"], {Counting}])
+def test_what_makes_no_loggers_is_refused_before_a_core_is_started(make_llm: Any, given: Any) -> None:
+    with pytest.raises(TypeError, match="^stat_loggers must be a sequence of classes, .*, got "):
+        make_llm(stat_loggers=given)

@@ -1,0 +1,65 @@
+"""What `LLMEngine` and `AsyncLLM` share: everything between a caller's text and the core but how they wait for it."""
+
+from collections.abc import Callable, Sequence
+
+from ..client.base import EngineCoreClient
+from ..protocol.config import ModelConfig, VllmConfig
+from ..protocol.param_checks import reject_type
+from ..protocol.params import SamplingParams
+from .controls import EngineControls
+from .generation_defaults import default_sampling_params
+from .input_processor import InputProcessor
+from .log import configure_logging
+from .metrics.loggers import StatLoggerFactory, StatLoggerManager
+from .output_processor import OutputProcessor
+from .renderer import Renderer
+from .tokenizer import Tokenizer, get_tokenizer
+from .tracing import make_tracer
+
+
+class EngineBase(EngineControls):
+    """The parts of an engine, built around the client of its core."""
+
+    def __init__(
+        self,
+        vllm_config: VllmConfig,
+        log_stats: bool,
+        stat_loggers: Sequence[StatLoggerFactory],
+        make_client: Callable[[bool], EngineCoreClient],
+    ) -> None:
+        """`make_client` starts or joins the core; its argument says whether the core is to send statistics.
+
+        `stat_loggers` get statistics even with `log_stats` off, which stands for the default loggers then.
+        """
+        if not isinstance(stat_loggers, Sequence) or not all(map(callable, stat_loggers)):
+            reject_type("stat_loggers", stat_loggers, "a sequence of classes, each a StatLoggerBase")
+        configure_logging()
+        self.tokenizer = get_tokenizer(vllm_config.model_config)
+        self.log_stats = log_stats or bool(stat_loggers)
+        self.tracer = make_tracer(vllm_config)
+        self.engine_core = make_client(self.log_stats or self.tracer is not None)
+        self.vllm_config = self.engine_core.vllm_config
+        self.renderer = Renderer(self.vllm_config.model_config, self.tokenizer)
+        self.input_processor = InputProcessor(self.vllm_config, self.tokenizer, self.renderer)
+        self.output_processor = OutputProcessor(
+            self.tokenizer, self.log_stats, self.vllm_config.scheduler_config.stream_interval, self.tracer
+        )
+        self.logger_manager = StatLoggerManager(self.vllm_config, stat_loggers, log_stats) if self.log_stats else None
+
+    @property
+    def model_config(self) -> ModelConfig:
+        return self.vllm_config.model_config
+
+    def get_tokenizer(self) -> Tokenizer:
+        """Raises ValueError for an engine that runs on token ids alone."""
+        if self.tokenizer is None:
+            raise ValueError("the engine has no tokenizer (skip_tokenizer_init, or the model comes without one)")
+        return self.tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """The model's generation config over vLLM's defaults."""
+        return default_sampling_params(self.model_config)
+
+    def _record_sleep_state(self, sleep: int, level: int) -> None:
+        if self.logger_manager is not None:
+            self.logger_manager.record_sleep_state(sleep, level)
