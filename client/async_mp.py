@@ -84,7 +84,7 @@ class AsyncMPClient(AsyncEngineCoreClient):
         """Callable from any thread, with or without a loop. What the core finished meanwhile is still handed out by
         `get_output_async`; then waiters wake with EngineDeadError.
         """
-        self._inbox.close(self.vllm_config.parallel_config.shutdown_timeout if timeout is None else timeout)
+        self._inbox.close(self._drain_seconds(timeout))
         self._finalizer.detach()
 
 

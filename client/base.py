@@ -1,19 +1,21 @@
 """The shell's handle on an engine core: what every client offers, and the choice of the client."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal, overload
 
 from ..protocol.config import VllmConfig
 from ..protocol.errors import EngineDeadError
 from ..protocol.outputs import EngineCoreOutputs
+from ..protocol.param_checks import as_bool, as_seconds, reject
 from ..protocol.requests import EngineCoreRequest
 
 PauseMode = Literal["abort", "wait", "keep"]
 
 
 class EngineCoreClient(ABC):
-    """Utilities return a value from a sync client and an awaitable from an async one.
+    """Utilities return a value from a sync client and an awaitable from an async one. Both raise VLLMValidationError at
+    once for arguments of a wrong type.
 
     `vllm_config` holds the figures that the core settled on: `num_gpu_blocks`, `max_model_len`.
     """
@@ -87,8 +89,12 @@ class EngineCoreClient(ABC):
     @abstractmethod
     def shutdown(self, timeout: float | None = None) -> None:
         """Ends the core; repeated calls do nothing. Requests in flight get `timeout` seconds to finish (None: the
-        configured `shutdown_timeout`), the rest are aborted.
+        configured `shutdown_timeout`), the rest are aborted. Raises VLLMValidationError for a `timeout` that is none,
+        and then nothing has happened.
         """
+
+    def _drain_seconds(self, timeout: float | None) -> float:
+        return self.vllm_config.parallel_config.shutdown_timeout if timeout is None else as_seconds("timeout", timeout)
 
     def get_supported_tasks(self) -> Any:
         return self.call_utility("get_supported_tasks")
@@ -99,11 +105,11 @@ class EngineCoreClient(ABC):
 
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> Any:
         """Whether the cache could be emptied: blocks in use stand in the way unless running requests are preempted."""
-        return self.call_utility("reset_prefix_cache", reset_running_requests)
+        return self.call_utility("reset_prefix_cache", as_bool("reset_running_requests", reset_running_requests))
 
     def pause_scheduler(self, mode: PauseMode = "abort", clear_cache: bool = True) -> Any:
         """Stops scheduling. What is in flight is aborted, waited for, or kept frozen; new requests queue."""
-        return self.call_utility("pause_scheduler", mode, clear_cache)
+        return self.call_utility("pause_scheduler", mode, as_bool("clear_cache", clear_cache))
 
     def resume_scheduler(self) -> Any:
         return self.call_utility("resume_scheduler")
@@ -117,12 +123,18 @@ class EngineCoreClient(ABC):
 
     def wake_up(self, tags: Sequence[str] | None = None) -> Any:
         """Undoes `sleep`, or the parts of it that `tags` names: "weights", "kv_cache", "scheduling"."""
-        return self.call_utility("wake_up", None if tags is None else list(tags))
+        if tags is None:
+            return self.call_utility("wake_up", None)
+        if isinstance(tags, str) or not isinstance(tags, Collection) or not all(isinstance(tag, str) for tag in tags):
+            reject("tags", tags, "None or a list of 'weights', 'kv_cache', 'scheduling'")
+        return self.call_utility("wake_up", list(tags))
 
     def is_sleeping(self) -> Any:
         return self.call_utility("is_sleeping")
 
     def profile(self, is_start: bool = True, profile_prefix: str | None = None) -> Any:
+        if not isinstance(profile_prefix, str | None):
+            reject("profile_prefix", profile_prefix, "None or a string")
         return self.call_utility("profile", is_start, profile_prefix)
 
     def collective_rpc(
@@ -133,6 +145,12 @@ class EngineCoreClient(ABC):
         kwargs: Mapping[str, object] | None = None,
     ) -> Any:
         """Calls a worker's method on every worker; the list of their results."""
+        if not isinstance(method, str) and not callable(method):
+            reject("method", method, "the name of a worker's method, or a function")
+        if isinstance(args, str) or not isinstance(args, Collection):
+            reject("args", args, "a sequence of arguments")
+        if not isinstance(kwargs, Mapping | None):
+            reject("kwargs", kwargs, "None or a dict from names to arguments")
         return self.call_utility("collective_rpc", method, timeout, list(args), dict(kwargs or {}))
 
 

@@ -64,6 +64,7 @@ class InprocClient(SyncEngineCoreClient):
 
     def shutdown(self, timeout: float | None = None) -> None:
         """Requests in flight are dropped, whatever `timeout`: nobody else could take their outputs."""
+        self._drain_seconds(timeout)
         if not self.engine_dead:
             self._dead_cause = "it was shut down"
         self._finalizer()

@@ -74,9 +74,7 @@ class SyncMPClient(SyncEngineCoreClient):
 
     def shutdown(self, timeout: float | None = None) -> None:
         """What the core finished meanwhile is still handed out by `get_output`."""
-        last_outputs = self._supervisor.close(
-            self.vllm_config.parallel_config.shutdown_timeout if timeout is None else timeout
-        )
+        last_outputs = self._supervisor.close(self._drain_seconds(timeout))
         self._finalizer.detach()
         with self._state:
             for outputs in last_outputs:

@@ -272,7 +272,7 @@ class EngineCore:
     def sleep(self, level: int = 1, mode: PauseMode = "abort") -> "Future[None]":
         """Pauses, then gives memory back: level 0 none, 1 the KV cache's, 2 the weights' too."""
         if level not in SLEEP_LEVELS:
-            raise ValueError(f"sleep level is {level}; it must be 0, 1 or 2")
+            raise ValueError(f"sleep level is {level!r}; it must be 0, 1 or 2")
         if level == 0:
             return self._pause(mode, False, lambda: None)
 

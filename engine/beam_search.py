@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ..protocol.param_checks import int_at_least, reject_type
 from ..protocol.params import BeamSearchParams, SamplingParams
 from .logprobs import Logprob
 from .outputs import RequestOutput
@@ -52,7 +53,9 @@ def beam_search(
     the engine's `max_logprobs`. Raises ValueError, TypeError, and NotImplementedError for prompts of embeddings.
     """
     if not isinstance(params, BeamSearchParams):
-        raise TypeError(f"params must be BeamSearchParams, got {type(params).__name__}")
+        reject_type("params", params, "a BeamSearchParams")
+    if concurrency_limit is not None:
+        int_at_least("concurrency_limit", concurrency_limit, 1, "None or an integer of at least 1")
     end_tokens = set() if params.ignore_eos else _end_tokens(llm)
     searches = [_make_search(llm, prompt, params, end_tokens) for prompt in to_prompt_list(prompts)]
     for group in _groups(searches, concurrency_limit or len(searches)):

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..client.base import EngineCoreClient
+from ..protocol.param_checks import reject
 
 
 class EngineControls:
@@ -46,4 +47,6 @@ class EngineControls:
 
     def apply_model(self, func: Callable[..., Any]) -> Any:
         """Calls `func` with the model on every worker; the list of results. For functions see `collective_rpc`."""
+        if not callable(func):
+            reject("func", func, "a function")
         return self.collective_rpc("apply_model", args=(func,))

@@ -13,7 +13,7 @@ import msgspec
 from ..protocol import envs
 from ..protocol.config import VllmConfig
 from ..protocol.errors import VLLMValidationError
-from ..protocol.param_checks import below_vocab, reject
+from ..protocol.param_checks import below_vocab, reject, reject_type
 from ..protocol.params import SamplingParams
 from ..protocol.requests import EngineCoreRequest
 from .parallel_sampling import noise_seed_of
@@ -180,20 +180,20 @@ def _check_types(
     request_id: object, params: object, priority: object, trace_headers: object, arrival_time: object
 ) -> None:
     if not isinstance(request_id, str):
-        raise TypeError(f"request_id must be a str, got {type(request_id).__name__}")
+        reject_type("request_id", request_id, "a str")
     check_encodable(request_id)
     if not isinstance(params, SamplingParams):
-        raise TypeError(f"params must be SamplingParams, got {type(params).__name__}")
+        reject_type("params", params, "a SamplingParams")
     if isinstance(priority, bool) or not isinstance(priority, int):
-        raise TypeError(f"priority must be an int, got {type(priority).__name__}")
+        reject_type("priority", priority, "an int")
     if not -(2**63) <= priority < 2**63:
-        raise ValueError(f"priority is {priority}; it must be a signed 64-bit integer")
+        reject("priority", priority, "a signed 64-bit integer")
     _check_arrival_time(arrival_time)
     if trace_headers is not None and not isinstance(trace_headers, Mapping):
-        raise TypeError(f"trace_headers must map str to str, got {type(trace_headers).__name__}")
+        reject_type("trace_headers", trace_headers, "None or a dict from str to str")
     for name, value in (trace_headers or {}).items():
         if not isinstance(name, str) or not isinstance(value, str):
-            raise TypeError(f"trace_headers must map str to str, got {name!r}: {value!r}")
+            reject_type("trace_headers", {name: value}, "None or a dict from str to str")
         check_encodable(name + value)
 
 
@@ -201,6 +201,6 @@ def _check_arrival_time(arrival_time: object) -> None:
     if arrival_time is None:
         return
     if isinstance(arrival_time, bool) or not isinstance(arrival_time, (int, float)):
-        raise TypeError(f"arrival_time must be a number, got {type(arrival_time).__name__}")
+        reject_type("arrival_time", arrival_time, "a number")
     if not math.isfinite(arrival_time):
-        raise ValueError(f"arrival_time must be finite, got {arrival_time}")
+        reject("arrival_time", arrival_time, "finite")

@@ -15,7 +15,7 @@ import numpy as np
 
 from ..protocol.config import ModelConfig
 from ..protocol.errors import VLLMValidationError
-from ..protocol.param_checks import as_bool, int_at_least, reject
+from ..protocol.param_checks import as_bool, int_at_least, reject, reject_type
 from .chat_template import reads_content_parts, render_chat_template
 from .conversation import plain_conversation, template_messages
 from .tokenizer import Tokenizer, check_encodable
@@ -80,9 +80,9 @@ class TokenizeParams:
     def with_kwargs(self, kwargs: Mapping[str, Any] | None) -> "TokenizeParams":
         """These params with a call's `tokenization_kwargs` over them; unknown ones are ignored with a warning."""
         if not isinstance(kwargs, Mapping | None):
-            raise TypeError(f"tokenization_kwargs must be a dict, got {_kind(kwargs)}")
+            reject_type("tokenization_kwargs", kwargs, "None or a dict")
         known = {parameter.name for parameter in dataclasses.fields(self)}
-        if unknown := sorted(set(kwargs or {}) - known):
+        if unknown := sorted(str(name) for name in (kwargs or {}) if name not in known):
             logger.warning("tokenization_kwargs ignored: %s (known: %s)", ", ".join(unknown), ", ".join(sorted(known)))
         chosen = {name: value for name, value in (kwargs or {}).items() if name in known and value is not None}
         return dataclasses.replace(self, **chosen)

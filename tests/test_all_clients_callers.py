@@ -71,18 +71,35 @@ WRONG_ARGUMENTS: dict[str, tuple[dict[str, Any], type[Exception]]] = {
     "truncation to more than the model takes": ({"tokenization_kwargs": {"truncate_prompt_tokens": 600}}, ValueError),
     "a side to truncate that is none": ({"tokenization_kwargs": {"truncation_side": "top"}}, ValueError),
     "an adapter": ({"lora_request": object()}, ValueError),
+    "a number in the place of an option's name": ({"tokenization_kwargs": {5: 1, "truncation_side": 3}}, ValueError),
 }
+NOT_UNICODE_OR_NAMED = r"surrogate|truncate_prompt_tokens is 600|empty|^\w+ must be .*, got "
 
 
 def test_wrong_arguments_of_a_request_are_refused_at_the_caller(runner: Any, beside_a_neighbour: Any) -> None:
     def send() -> None:
         for name, (wrong, error) in WRONG_ARGUMENTS.items():
             arguments = {"request_id": "wrong", "prompt": PROMPTS[1], "params": greedy(), **wrong}
-            with pytest.raises(error):
+            with pytest.raises(error, match=NOT_UNICODE_OR_NAMED):
                 add_request(runner, **arguments)
                 pytest.fail(f"{name} was accepted")
 
     beside_a_neighbour(send)
+
+
+def test_wrong_arguments_of_controls_are_refused_at_the_caller(runner: Any) -> None:
+    engine = runner.engine if runner.kind == "async_mp" else runner.llm.llm_engine
+    abort = "abort" if runner.kind == "async_mp" else "abort_request"
+    wrong_calls = [
+        *(("wait_for_requests_to_drain", value, "drain_timeout") for value in ("5", None, -1, float("nan"))),
+        *(("apply_model", value, "func") for value in (5, "parameters")),
+        *((abort, value, "request_ids") for value in (5, None)),
+        ("wake_up", "weights", "tags"),
+        ("shutdown", "soon", "timeout"),
+    ]
+    for control, value, name in wrong_calls:
+        with pytest.raises((TypeError, ValueError), match=f"^{name} must be .*, got {value!r}"):
+            runner.result_of(getattr(engine, control)(value))
 
 
 WRONG_FIELDS: dict[str, Any] = {

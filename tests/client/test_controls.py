@@ -128,6 +128,7 @@ def test_a_sleep_can_be_deepened_and_is_not_made_lighter(bridge):
     ("method", "args", "complaint"),
     [
         ("sleep", [3, "abort"], "sleep level is 3"),
+        ("sleep", ["1", "abort"], "sleep level is '1'"),
         ("sleep", [1, "perhaps"], "pause mode is 'perhaps'"),
         ("pause_scheduler", ["perhaps", True], "pause mode is 'perhaps'"),
         ("wake_up", [["everything"]], "everything"),
@@ -136,6 +137,25 @@ def test_a_sleep_can_be_deepened_and_is_not_made_lighter(bridge):
 def test_controls_refuse_what_they_do_not_know(bridge, method, args, complaint):
     with pytest.raises(ValueError, match=complaint):
         bridge.call(method, *args)
+    assert bridge.call("is_sleeping") is False
+
+
+WRONG_ARGUMENTS = {
+    "reset_running_requests": [("reset_prefix_cache", value) for value in ("yes", 1, None)],
+    "clear_cache": [("pause_scheduler", "abort", value) for value in ("yes", 0, None)],
+    "tags": [("wake_up", value) for value in ("weights", 5, [5], {"weights": 1, 2: 3})],
+    "profile_prefix": [("profile", True, value) for value in (5, b"a", ["a"])],
+    "method": [("collective_rpc", value) for value in (5, None, b"echo")],
+    "args": [("collective_rpc", "echo", None, value) for value in (5, None, "one")],
+    "kwargs": [("collective_rpc", "echo", None, [1], value) for value in (5, [1], "one")],
+}
+
+
+@pytest.mark.parametrize("name", WRONG_ARGUMENTS)
+def test_arguments_of_a_wrong_type_are_refused_at_the_caller(bridge, name):
+    for control, *arguments in WRONG_ARGUMENTS[name]:
+        with pytest.raises(ValueError, match=f"^{name} must be .*, got "):
+            getattr(bridge.client, control)(*arguments)
     assert bridge.call("is_sleeping") is False
 
 

@@ -50,6 +50,18 @@ def test_without_a_timeout_the_configured_one_holds(make_mp_bridge):
     assert bridge.collect("long") == ({"long": tokens_of(long)}, {"long": FinishReason.LENGTH})
 
 
+def test_a_timeout_that_is_none_is_refused_and_the_engine_lives_until_it_is_shut_down_rightly(make_bridge):
+    leftovers = Leftovers()
+    bridge = make_bridge()
+    for wrong in ("5", -1, float("nan"), float("inf"), [1], True):
+        with pytest.raises(ValueError, match="^timeout must be a number of seconds .*, got "):
+            bridge.client.shutdown(wrong)
+    fine = request("fine")
+    assert bridge.generate(fine)["fine"] == tokens_of(fine)
+    bridge.close()
+    assert leftovers.found() == []
+
+
 def test_a_shutdown_wakes_a_thread_that_waits(make_mp_bridge):
     bridge = make_mp_bridge()
     bridge.call("is_sleeping")

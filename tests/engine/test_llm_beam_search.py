@@ -125,10 +125,16 @@ def test_prompts_that_cannot_be_searched_are_refused_and_leave_nothing(
 ) -> None:
     with pytest.raises(error, match=reason):
         llm.beam_search(prompts, BeamSearchParams(2, max_tokens=3))
-    with pytest.raises(TypeError, match="params must be BeamSearchParams"):
+    with pytest.raises(TypeError, match="params must be a BeamSearchParams"):
         llm.beam_search(PROMPTS, SamplingParams())  # type: ignore[arg-type]
 
     assert not llm.llm_engine.has_unfinished_requests()
+
+
+@pytest.mark.parametrize("limit", [0, -1, 1.5, "2", True])
+def test_a_concurrency_limit_that_is_none_is_refused(llm: LLM, limit: Any) -> None:
+    with pytest.raises(ValueError, match="^concurrency_limit must be None or an integer of at least 1, got "):
+        llm.beam_search(PROMPTS, BeamSearchParams(2, max_tokens=3), concurrency_limit=limit)
 
 
 def test_one_prompt_need_not_be_in_a_list(llm: LLM) -> None:

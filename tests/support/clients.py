@@ -184,8 +184,11 @@ class Runner:
 
     def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """The engine's method of that name, awaited where it is a coroutine function."""
-        result = getattr(self.engine, method)(*args, **kwargs)
-        return self._loop.run(result) if asyncio.iscoroutine(result) else result
+        return self.result_of(getattr(self.engine, method)(*args, **kwargs))
+
+    def result_of(self, call: Any) -> Any:
+        """Of a coroutine, what it returns; else `call` itself."""
+        return self._loop.run(call) if asyncio.iscoroutine(call) else call
 
     def utility(self, method: str, *args: Any) -> Any:
         """The core's own method of that name."""
