@@ -16,8 +16,9 @@ class CompletionOutput:
     """One answer to a prompt, or with `RequestOutputKind.DELTA` the new part of it.
 
     `cumulative_logprob` is the sum over all tokens so far; it and `logprobs` are None unless asked for.
-    `finish_reason`: "stop", "length", "abort", "error", or None while running. `stop_reason`: the stop string or stop
-    token id that ended the answer, None for the model's own end token; with "error", what went wrong.
+    `finish_reason`: "stop", "length", "abort", "error", "repetition", or None while running. `stop_reason`: the stop
+    string or stop token id that ended the answer, None for the model's own end token; with "error", what went wrong;
+    with "repetition", "repetition_detected".
     """
 
     index: int

@@ -29,10 +29,6 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     def vocab_size(self) -> int:
         return int(self.hf_config["vocab_size"])
 
-    @property
-    def is_gguf(self) -> bool:
-        return self.model.endswith(".gguf")
-
 
 class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The KV cache. `num_gpu_blocks` counts blocks on whichever device; None until the core has sized it."""

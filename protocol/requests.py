@@ -13,7 +13,6 @@ class EngineCoreRequestType(enum.Enum):
 
     ADD = b"\x00"  # EngineCoreRequest
     ABORT = b"\x01"  # list of request ids
-    START_DP_WAVE = b"\x02"
     UTILITY = b"\x03"  # (client_index, call_id, method, args)
     WAKEUP = b"\x05"  # never on the wire: rouses the busy loop
 

@@ -78,7 +78,12 @@ def _add_engine_command(
     engine = command.add_argument_group("engine")
     engine.add_argument("--model", default=DEFAULT_MODEL, help=MODEL_HELP)
     engine.add_argument("--revision", help="branch, tag or commit of a hub id")
-    engine.add_argument("--dtype", default="auto", choices=["auto", "bfloat16", "float16", "float32"])
+    engine.add_argument(
+        "--dtype",
+        default="auto",
+        choices=["auto", "bfloat16", "float16", "float32"],
+        help="what to compute in; auto: float32 for a float32 checkpoint, bfloat16 for others [%(default)s]",
+    )
     engine.add_argument(
         "--max-model-len", metavar="N", help="tokens of prompt and completion, e.g. 4096 or 4K [the model's]"
     )
