@@ -57,12 +57,8 @@ class GrammarGate:
         return ready, failed
 
     def constrain(self, output: SchedulerOutput, requests: list[Request]) -> None:
-        """Say in the plan which tokens the grammars allow, for those of its requests that sample one in this step."""
-        constrained = [
-            request
-            for request in requests
-            if request.use_structured_output and request.num_computed_tokens == request.num_tokens
-        ]
+        """Say in the plan which tokens the requests' grammars allow, for those that sample one in this step."""
+        constrained = [request for request in requests if request.num_computed_tokens == request.num_tokens]
         if constrained:
             output.structured_req_ids = [request.request_id for request in constrained]
             output.grammar_bitmask = self._the_manager.grammar_bitmask(constrained)

@@ -26,24 +26,16 @@ class NewRequestData:
 
 
 @dataclass(slots=True)
-class CachedRequestData:
-    """Requests already in the batch: blocks added this step, and how far each is. Parallel lists."""
-
-    req_ids: list[str] = field(default_factory=list)
-    new_block_ids: list[list[int]] = field(default_factory=list)
-    num_computed_tokens: list[int] = field(default_factory=list)
-
-
-@dataclass(slots=True)
 class SchedulerOutput:
-    """One step's work. `num_scheduled_tokens` lists every scheduled request, in the order of the batch.
+    """One step's work. `num_scheduled_tokens` lists every scheduled request, in the order of the batch; each goes on
+    where its last step ended. `new_block_ids` are for those that are in the batch already.
 
     `removed_req_ids` leave the batch before this step: finished, aborted or preempted since the last one.
     `grammar_bitmask`: [len(structured_req_ids), ceil(vocab_size / 32)] int32, bit set = token allowed.
     """
 
     scheduled_new_reqs: list[NewRequestData]
-    scheduled_cached_reqs: CachedRequestData
+    new_block_ids: dict[str, list[int]]
     num_scheduled_tokens: dict[str, int]
     total_num_scheduled_tokens: int
     removed_req_ids: set[str]

@@ -53,8 +53,9 @@ class Scheduler(RequestLedger):
         if not plan.has_preempted:
             self._schedule_waiting(plan)
         removed, self._removed_req_ids = self._removed_req_ids, set()
-        output = plan.commit(removed)
-        self._grammars.constrain(output, plan.requests())
+        output = plan.to_output(removed)
+        if plan.constrained:
+            self._grammars.constrain(output, plan.constrained)
         return output
 
     def _schedule_running(self, plan: StepPlan) -> None:
@@ -73,9 +74,7 @@ class Scheduler(RequestLedger):
             # A single token matters to the cache only where it fills a block or begins one.
             if (num_new > 1 or end % block_size <= 1) and not self._allocate(request, end, plan):
                 continue
-            plan.running.append(request)
-            plan.num_tokens[request.request_id] = num_new
-            plan.budget -= num_new
+            plan.add(request, num_new)
 
     def _schedule_waiting(self, plan: StepPlan) -> None:
         while plan.budget > 0 and len(self.running) < self._max_num_seqs:
@@ -122,8 +121,7 @@ class Scheduler(RequestLedger):
                 num_prompt = request.num_prompt_tokens
                 request.prefill_stats = PrefillStats(num_prompt, min(num_cached, num_prompt))
         plan.entering.append(request)
-        plan.num_tokens[request.request_id] = num_new
-        plan.budget -= num_new
+        plan.add(request, num_new)
         return True
 
     def _chunk(self, num_tokens: int, budget: int) -> int:
@@ -181,11 +179,12 @@ class Scheduler(RequestLedger):
             self._keep_prompt_logprobs(runner_output)
         has_ended = False
         logprobs = runner_output.logprobs
+        requests, token_ids = self.requests, runner_output.sampled_token_ids
         for row, request_id in enumerate(runner_output.req_ids):
-            request = self.requests.get(request_id)
+            request = requests.get(request_id)
             if request is None or request.status is not RequestStatus.RUNNING:
                 continue
-            token_id = runner_output.sampled_token_ids[row]
+            token_id = token_ids[row]
             stopped = request.append_output_token(token_id)
             if request.use_structured_output and not stopped:
                 stopped = not self._grammars.accept(request, token_id)

@@ -1,6 +1,7 @@
 """Turns a step's results into the messages the shell receives, one frame per client. Used by the scheduler."""
 
 import time
+from collections import defaultdict
 
 import numpy as np
 
@@ -12,7 +13,7 @@ class StepOutputs:
     """Collects the outputs of one step by client."""
 
     def __init__(self) -> None:
-        self._by_client: dict[int, list[EngineCoreOutput]] = {}
+        self._by_client: defaultdict[int, list[EngineCoreOutput]] = defaultdict(list)
 
     def add(self, request: Request, new_token_ids: list[int], logprobs: LogprobsArrays | None = None) -> None:
         """What the step added to the request; what is said once (its end, events, prompt figures) comes along."""
@@ -33,14 +34,11 @@ class StepOutputs:
         if request.prefill_stats is not None:
             output.prefill_stats = request.prefill_stats
             request.prefill_stats = None
-        self._by_client.setdefault(request.client_index, []).append(output)
+        self._by_client[request.client_index].append(output)
 
     def add_token(self, request: Request, token_id: int) -> None:
         """The hot path's `add`: one token and nothing else to report."""
-        outputs = self._by_client.get(request.client_index)
-        if outputs is None:
-            outputs = self._by_client[request.client_index] = []
-        outputs.append(EngineCoreOutput(request.request_id, [token_id]))
+        self._by_client[request.client_index].append(EngineCoreOutput(request.request_id, [token_id]))
 
     def build(self, stats: SchedulerStats | None) -> dict[int, EngineCoreOutputs]:
         """A frame per client that has outputs; the statistics go with the first, or to client 0 if there is none."""

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from ..attention.interface import AttentionMetadata
-from ..scheduler.output import CachedRequestData, NewRequestData
+from ..scheduler.output import NewRequestData
 
 
 @dataclass(slots=True)
@@ -19,8 +19,8 @@ class StepInputs:
 
     rows: [num_reqs] int64, batch rows; token_ids, positions, slot_mapping: [num_tokens] int64; seq_lens: [num_reqs]
     int32; starts: [num_reqs + 1] int64, each request's first token. Of the requests all of whose tokens are computed
-    after this step: sampling_rows [n] int64, their rows; output_rows [n] int64, their last tokens; sampled [n] int64,
-    what the model runner sampled for them. `metadata` and `input_ids` are tensors over these arrays.
+    after this step: sampling_ids, by name; sampling_rows [n] int64; output_rows [n] int64, their last tokens; sampled
+    [n] int64, what the model runner sampled for them. `metadata` and `input_ids` are tensors over these arrays.
     """
 
     rows: np.ndarray
@@ -29,6 +29,7 @@ class StepInputs:
     seq_lens: np.ndarray
     slot_mapping: np.ndarray
     starts: np.ndarray
+    sampling_ids: list[str]
     sampling_rows: np.ndarray
     output_rows: np.ndarray
     metadata: AttentionMetadata
@@ -98,12 +99,6 @@ class InputBatch:
         self.block_table[row, start : start + len(block_ids)] = block_ids
         self.num_blocks[row] += len(block_ids)
 
-    def update(self, cached: CachedRequestData) -> None:
-        """Take in new blocks of requests that are in the batch already."""
-        for req_id, block_ids in zip(cached.req_ids, cached.new_block_ids, strict=True):
-            if block_ids:
-                self.append_blocks(self.row_of[req_id], block_ids)
-
     def prepare(self, num_scheduled: dict[str, int]) -> StepInputs:
         """The inputs of a step that computes so many tokens of each request; every one of them has a row.
 
@@ -153,6 +148,7 @@ class InputBatch:
             seq_lens=seq_lens,
             slot_mapping=slot_mapping,
             starts=starts,
+            sampling_ids=[self.req_ids[row] for row in rows[sampling].tolist()],
             sampling_rows=rows[sampling],
             output_rows=starts[1:][sampling] - 1,
             metadata=metadata,

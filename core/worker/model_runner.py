@@ -15,7 +15,7 @@ from ..models.native_decoder import load_decoder
 from ..profile_ranges import profile_range
 from ..sampling.logprobs import gather_logprobs
 from ..sampling.metadata import SamplingBatch
-from ..sampling.sampler import Sampler, SamplerOutput
+from ..sampling.sampler import Sampler
 from ..scheduler.output import ModelRunnerOutput, SchedulerOutput
 from .input_batch import InputBatch, StepInputs
 
@@ -94,7 +94,8 @@ class ModelRunner:
             row = self.batch.remove(req_id)
             if row is not None:
                 self.sampling.remove(row)
-        self.batch.update(scheduler_output.scheduled_cached_reqs)
+        for req_id, block_ids in scheduler_output.new_block_ids.items():
+            self.batch.append_blocks(self.batch.row_of[req_id], block_ids)
         failed: dict[str, str] = {}
         for request in scheduler_output.scheduled_new_reqs:
             embeds = request.prompt_embeds
@@ -146,20 +147,21 @@ class ModelRunner:
         hidden: torch.Tensor,
         output: ModelRunnerOutput,
     ) -> None:
-        """Sample a token for each of `inputs.sampling`, remember it and put it into `output`."""
+        """Sample a token for each of `inputs.sampling_rows`, remember it and put it into `output`."""
         assert self.model is not None
-        rows = inputs.sampling_rows
+        rows, req_ids = inputs.sampling_rows, inputs.sampling_ids
         grammar_lines, grammar_bitmask = self._grammar(scheduler_output, rows)
         sampled = self.sampler.sample(self.model.compute_logits(hidden), rows, grammar_lines, grammar_bitmask)
         token_ids, logprobs = sampled.token_ids, sampled.logprobs
         inputs.sampled = token_ids
         if sampled.failed:
-            kept = self._drop_failed(sampled, rows, output.failed_reqs)
-            rows, token_ids = rows[kept], token_ids[kept]
+            output.failed_reqs.update((req_ids[line], error) for line, error in sampled.failed.items())
+            kept = [line for line in range(len(rows)) if line not in sampled.failed]
+            rows, req_ids, token_ids = rows[kept], [req_ids[line] for line in kept], token_ids[kept]
             if logprobs is not None:
                 logprobs = LogprobsArrays(logprobs.token_ids[kept], logprobs.logprobs[kept], logprobs.ranks[kept])
         self.sampling.append_tokens(rows, token_ids)
-        output.req_ids = [self.batch.req_ids[row] for row in rows.tolist()]
+        output.req_ids = req_ids
         output.sampled_token_ids = token_ids.tolist()
         output.logprobs = logprobs
 
@@ -177,12 +179,6 @@ class ModelRunner:
                 lines.append(line)
                 kept.append(index)
         return np.array(lines, dtype=np.int64), scheduler_output.grammar_bitmask[kept]
-
-    def _drop_failed(self, sampled: SamplerOutput, rows: np.ndarray, failed_reqs: dict[str, str]) -> np.ndarray:
-        """Enter the sampler's failures under their request ids. Returns the lines that did not fail, [n] int64."""
-        for line, error in sampled.failed.items():
-            failed_reqs[self.batch.req_ids[rows[line]]] = error
-        return np.array([line for line in range(len(rows)) if line not in sampled.failed], dtype=np.int64)
 
     def _prompt_spans(self, inputs: StepInputs) -> list["_PromptSpan"]:
         """Tokens of this step that have a prompt token behind them, of requests that asked for prompt logprobs."""

@@ -150,10 +150,6 @@ class FakeExecutor(Executor):
             if FAIL_REQUEST in new.token_ids:
                 failed[new.req_id] = "told to fail"
             obey(new.token_ids)
-        cached = scheduler_output.scheduled_cached_reqs
-        for request_id, computed in zip(cached.req_ids, cached.num_computed_tokens, strict=True):
-            seed, tokens, _ = self.requests[request_id]
-            self.requests[request_id] = (seed, tokens, computed)
         sampled = {
             request_id: token
             for request_id, scheduled in scheduler_output.num_scheduled_tokens.items()
@@ -173,6 +169,7 @@ class FakeExecutor(Executor):
 
     def sample(self, request_id: str, num_scheduled: int) -> int | None:
         seed, tokens, computed = self.requests[request_id]
+        self.requests[request_id] = (seed, tokens, computed + num_scheduled)
         if computed + num_scheduled < len(tokens):
             return None
         if RAISE_LATER in tokens and len(tokens) >= LATER:

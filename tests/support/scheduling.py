@@ -73,6 +73,7 @@ class _BatchRow:
         self.token_ids = new.token_ids.copy()
         self.block_ids = new.block_ids.copy()
         self.noise_seed = new.noise_seed
+        self.num_computed = new.num_computed_tokens
 
 
 class FakeRunner:
@@ -91,14 +92,14 @@ class FakeRunner:
     def execute_model(self, step: SchedulerOutput) -> ModelRunnerOutput:
         for request_id in step.removed_req_ids:
             self.batch.pop(request_id, None)
-        starts = self._take_deltas(step)
-        assert list(starts) == list(step.num_scheduled_tokens)
+        self._take_deltas(step)
         assert sum(step.num_scheduled_tokens.values()) == step.total_num_scheduled_tokens
         output = ModelRunnerOutput([], [])
         written: set[tuple[int, int]] = set()
         for request_id, num_tokens in step.num_scheduled_tokens.items():
             assert num_tokens > 0
-            row, start = self.batch[request_id], starts[request_id]
+            row = self.batch[request_id]
+            start, row.num_computed = row.num_computed, row.num_computed + num_tokens
             if request_id in self.fail_next:
                 self.fail_next.discard(request_id)
                 output.failed_reqs[request_id] = "made to fail"
@@ -112,20 +113,12 @@ class FakeRunner:
                 output.sampled_token_ids.append(token_id)
         return output
 
-    def _take_deltas(self, step: SchedulerOutput) -> dict[str, int]:
-        """Where each scheduled request's tokens of this step begin."""
-        starts = {}
-        cached = step.scheduled_cached_reqs
-        for request_id, block_ids, start in zip(
-            cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True
-        ):
+    def _take_deltas(self, step: SchedulerOutput) -> None:
+        for request_id, block_ids in step.new_block_ids.items():
             self.batch[request_id].block_ids.extend(block_ids)
-            starts[request_id] = start
         for new in step.scheduled_new_reqs:
             assert new.req_id not in self.batch
             self.batch[new.req_id] = _BatchRow(new)
-            starts[new.req_id] = new.num_computed_tokens
-        return starts
 
     def _compute(self, row: _BatchRow, start: int, end: int, written: set[tuple[int, int]]) -> None:
         assert end <= len(row.token_ids)

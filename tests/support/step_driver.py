@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from corespan.core.scheduler.output import CachedRequestData, ModelRunnerOutput, NewRequestData, SchedulerOutput
+from corespan.core.scheduler.output import ModelRunnerOutput, NewRequestData, SchedulerOutput
 from corespan.core.worker.worker import Worker
 from corespan.protocol.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
 from corespan.protocol.params import SamplingParams
@@ -86,19 +86,19 @@ class StepDriver:
 
     def step(self, chunks: dict[str, int]) -> ModelRunnerOutput:
         """Compute so many tokens of each request and append what was sampled."""
-        new, cached = [], CachedRequestData()
+        new, new_block_ids = [], {}
         for req_id, count in chunks.items():
             request = self.requests[req_id]
             fresh = self._grow(request, request.computed + count)
             if request.entered:
-                cached.req_ids.append(req_id)
-                cached.new_block_ids.append(fresh)
-                cached.num_computed_tokens.append(request.computed)
+                new_block_ids[req_id] = fresh
             else:
                 new.append(self._new_request_data(req_id, request))
                 request.entered = True
         removed, self.removed = self.removed, set()
-        output = self.worker.execute_model(SchedulerOutput(new, cached, dict(chunks), sum(chunks.values()), removed))
+        output = self.worker.execute_model(
+            SchedulerOutput(new, new_block_ids, dict(chunks), sum(chunks.values()), removed)
+        )
         for req_id, count in chunks.items():
             self.requests[req_id].computed += count
         for req_id, token in zip(output.req_ids, output.sampled_token_ids, strict=True):

@@ -73,12 +73,12 @@ def test_a_request_taken_out_of_a_plan_gives_its_tokens_back() -> None:
     h = Harness()
     request = h.request("a", prompt(4))
     plan = StepPlan(budget=10)
-    plan.running.append(request)
-    plan.num_tokens["a"], plan.new_blocks["a"] = 4, [1]
-    plan.budget -= 4
+    plan.add(request, 4)
+    plan.new_blocks["a"] = [1]
+    assert (plan.budget, request.num_computed_tokens, plan.num_tokens) == (6, 4, {"a": 4})
     plan.drop(request)
     plan.drop(request)
-    assert (plan.budget, plan.requests(), plan.num_tokens, plan.new_blocks) == (10, [], {}, {})
+    assert (plan.budget, request.num_computed_tokens, plan.num_tokens, plan.new_blocks) == (10, 0, {}, {})
 
 
 def test_a_newcomer_leaves_a_block_for_everyone_who_runs() -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from step_driver import StepDriver
 
-from corespan.core.scheduler.output import CachedRequestData, NewRequestData, SchedulerOutput
+from corespan.core.scheduler.output import NewRequestData, SchedulerOutput
 from corespan.protocol.params import SamplingParams
 
 PROMPT = [(7 * i) % 300 for i in range(40)]
@@ -146,7 +146,7 @@ def test_a_request_that_may_draw_nothing_fails_alone(driver: StepDriver) -> None
         driver.requests[req_id].block_ids = driver.take_blocks(3)
     new = [driver._new_request_data(req_id, driver.requests[req_id]) for req_id in chunks]
     nothing = np.zeros((1, 10), dtype=np.int32)
-    step = SchedulerOutput(new, CachedRequestData(), chunks, 47, set(), ["bad"], nothing)
+    step = SchedulerOutput(new, {}, chunks, 47, set(), ["bad"], nothing)
     output = driver.worker.execute_model(step)
     assert output.req_ids == ["good"]
     assert output.logprobs is not None and output.logprobs.token_ids[:, 0].tolist() == output.sampled_token_ids
@@ -161,7 +161,7 @@ def test_a_grammar_binds_its_own_request_only(driver: StepDriver) -> None:
     new = [driver._new_request_data(req_id, driver.requests[req_id]) for req_id in ("free", "bound")]
     only_token_33 = np.zeros((1, 10), dtype=np.int32)
     only_token_33[0, 1] = 2
-    step = SchedulerOutput(new, CachedRequestData(), {"free": 40, "bound": 40}, 80, set(), ["bound"], only_token_33)
+    step = SchedulerOutput(new, {}, {"free": 40, "bound": 40}, 80, set(), ["bound"], only_token_33)
     output = driver.worker.execute_model(step)
     tokens = dict(zip(output.req_ids, output.sampled_token_ids, strict=True))
     assert tokens["bound"] == 33
@@ -176,17 +176,16 @@ def test_a_sequence_may_fill_max_model_len_to_the_last_token(driver: StepDriver)
 
 
 def test_an_empty_step_does_nothing(driver: StepDriver) -> None:
-    output = driver.worker.execute_model(SchedulerOutput([], CachedRequestData(), {}, 0, {"unknown"}))
+    output = driver.worker.execute_model(SchedulerOutput([], {}, {}, 0, {"unknown"}))
     assert (output.req_ids, output.failed_reqs) == ([], {})
 
 
 def test_token_ids_may_be_a_live_list_of_the_scheduler(driver: StepDriver) -> None:
     token_ids = list(PROMPT)
     new = NewRequestData("r", token_ids, 40, greedy(), 0, driver.take_blocks(4), 0)
-    first = driver.worker.execute_model(SchedulerOutput([new], CachedRequestData(), {"r": 40}, 40, set()))
+    first = driver.worker.execute_model(SchedulerOutput([new], {}, {"r": 40}, 40, set()))
     token_ids.append(first.sampled_token_ids[0])
-    cached = CachedRequestData(["r"], [[]], [40])
-    second = driver.worker.execute_model(SchedulerOutput([], cached, {"r": 1}, 1, set()))
+    second = driver.worker.execute_model(SchedulerOutput([], {}, {"r": 1}, 1, set()))
     driver.add("again", PROMPT)
     driver.removed.add("r")
     driver.run(2)
