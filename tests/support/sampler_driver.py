@@ -108,6 +108,7 @@ class Loop:
         self.batch = SamplingBatch(vllm_config(vocab_size, **model_fields), MAX_ROWS)
         self.sampler = Sampler(self.batch)
         self.tokens: dict[int, list[int]] = {}
+        self._lines = np.empty(0, dtype=np.int64)
 
     def add(self, row: int, request: NewRequestData) -> None:
         self.batch.add(row, request)
@@ -128,7 +129,9 @@ class Loop:
     def step(self, rows: Sequence[int]) -> SamplerOutput:
         """One token for each of `rows`; the others wait."""
         logits = torch.stack([self.model.logits(self.tokens[row]) for row in rows])
-        lines = np.array(rows, dtype=np.int64)
+        if self._lines.tolist() != list(rows):  # else the same array, as the model runner passes it
+            self._lines = np.array(rows, dtype=np.int64)
+        lines = self._lines
         output = self.sampler.sample(logits, lines)
         self.batch.append_tokens(lines, output.token_ids)
         for row, token_id in zip(rows, output.token_ids.tolist(), strict=True):

@@ -82,6 +82,19 @@ def test_rows_equal_their_solo_run_while_others_join_leave_wait_and_move(seed: i
     assert len(waiting) < 12
 
 
+def test_a_batch_that_goes_on_draws_what_a_new_one_would_at_every_token() -> None:
+    params = [SamplingParams(), SamplingParams(temperature=0), SamplingParams(temperature=0.7, top_k=10)]
+    loop = Loop(VOCAB)
+    for row, kind in enumerate(params):
+        loop.add(row, new_request(kind, seed=row))
+    for _ in range(40):
+        loop.step([0, 1, 2])
+    for length in range(3, 43):
+        logits = torch.stack([loop.model.logits(loop.tokens[row][:length]) for row in range(3)])
+        drawn = sample_rows(logits, params, range(3), outputs=[loop.tokens[row][3:length] for row in range(3)])
+        assert drawn.token_ids.tolist() == [loop.tokens[row][length] for row in range(3)]
+
+
 def test_a_seeded_row_is_the_same_whatever_its_mates() -> None:
     mine = SamplingParams(seed=42, temperature=0.8, top_k=50, top_p=0.95)
     logits = torch.randn(9, 3000, generator=torch.Generator().manual_seed(5))

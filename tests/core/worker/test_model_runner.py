@@ -1,5 +1,6 @@
 """The model runner's steps: who is sampled, what comes back, and that one request's fault stays its own."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,7 @@ import torch
 from step_driver import StepDriver
 
 from corespan.core.scheduler.output import NewRequestData, SchedulerOutput
+from corespan.core.worker.worker import Worker
 from corespan.protocol.params import SamplingParams
 
 PROMPT = [(7 * i) % 300 for i in range(40)]
@@ -80,6 +82,31 @@ def test_many_requests_that_come_and_go_equal_their_solo_runs(driver: StepDriver
         }
         driver.step(chunks)
         for req_id in [key for key, request in driver.requests.items() if len(request.output) == 10]:
+            finished[req_id] = driver.requests[req_id].output
+            driver.remove(req_id)
+    assert finished == solo
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_requests_that_go_on_while_others_come_and_go_equal_their_solo_runs(
+    make_worker: Callable[..., Worker], dtype: str
+) -> None:
+    driver, rng = StepDriver(make_worker(dtype=dtype)), np.random.default_rng(1)
+    kinds = [greedy(), SamplingParams(max_tokens=100), greedy(repetition_penalty=1.2), greedy(prompt_logprobs=0)]
+    requests = {str(i): (rng.integers(0, 320, rng.integers(1, 60)).tolist(), kinds[i % 4]) for i in range(16)}
+    solo = {}
+    for req_id, (prompt, params) in requests.items():
+        driver.add(req_id, prompt, params)
+        driver.run(40)
+        solo[req_id] = driver.requests[req_id].output
+        driver.remove(req_id)
+    finished = {}
+    waiting = list(requests)
+    while waiting or driver.requests:
+        if waiting and rng.random() < 0.15:
+            driver.add(waiting[0], *requests[waiting.pop(0)])
+        driver.step({req_id: min(20, len(r.token_ids) - r.computed) for req_id, r in driver.requests.items()})
+        for req_id in [req_id for req_id, request in driver.requests.items() if len(request.output) == 40]:
             finished[req_id] = driver.requests[req_id].output
             driver.remove(req_id)
     assert finished == solo

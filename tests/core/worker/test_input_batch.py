@@ -1,0 +1,95 @@
+"""The batch's arrays: a step that goes on where the last one ended equals one that is put together anew."""
+
+import dataclasses
+from copy import deepcopy
+
+import numpy as np
+import torch
+
+from corespan.core.scheduler.output import NewRequestData
+from corespan.core.worker.input_batch import InputBatch, StepInputs
+from corespan.protocol.params import SamplingParams
+
+BLOCK_SIZE = 4
+MAX_MODEL_LEN = 64
+
+
+class Batch:
+    """An `InputBatch` under requests whose tokens are random. `anew`: it puts every step together from the start."""
+
+    def __init__(self, anew: bool) -> None:
+        self.batch = InputBatch(8, MAX_MODEL_LEN, BLOCK_SIZE)
+        self.anew = anew
+        self.num_blocks = 0
+        self.computed: dict[str, int] = {}
+        self.blocks: dict[str, int] = {}
+
+    def add(self, req_id: str, token_ids: list[int]) -> None:
+        self.computed[req_id] = self.blocks[req_id] = 0
+        self.batch.add(NewRequestData(req_id, token_ids, len(token_ids), SamplingParams(), 0, [], 0))
+
+    def remove(self, req_id: str) -> None:
+        del self.computed[req_id]
+        self.batch.remove(req_id)
+
+    def step(self, chunks: dict[str, int], sampled: int) -> StepInputs:
+        """A copy of the step's inputs; every request that samples gets the token `sampled`."""
+        for req_id, count in chunks.items():
+            self.computed[req_id] += count
+            while self.blocks[req_id] * BLOCK_SIZE < self.computed[req_id]:
+                self.num_blocks += 1
+                self.blocks[req_id] += 1
+                self.batch.append_blocks(self.batch.row_of[req_id], [self.num_blocks])
+        if self.anew:  # a request that comes and goes ends whatever went on
+            self.add("visitor", [1])
+            self.remove("visitor")
+        inputs = self.batch.prepare(chunks)
+        inputs.sampled = np.full(len(inputs.sampling_rows), sampled)
+        copy = deepcopy(inputs)
+        used = -(-copy.metadata.max_seq_len // BLOCK_SIZE)
+        copy.metadata.block_table = copy.metadata.block_table[:, :used]
+        return copy
+
+
+def assert_equal(found: StepInputs, expected: StepInputs) -> None:
+    for one, other in ((found, expected), (found.metadata, expected.metadata)):
+        for field in dataclasses.fields(one):
+            value, wanted = getattr(one, field.name), getattr(other, field.name)
+            if isinstance(value, (np.ndarray, torch.Tensor)):
+                np.testing.assert_array_equal(value, wanted, err_msg=field.name)
+            elif not dataclasses.is_dataclass(value):
+                assert value == wanted, field.name
+
+
+def test_steps_that_go_on_equal_steps_that_are_put_together_anew() -> None:
+    chance = np.random.default_rng(3)
+    batches = [Batch(anew=False), Batch(anew=True)]
+    lengths: dict[str, int] = {}  # tokens of each request so far
+    num_continued = 0
+    for number in range(600):
+        if len(lengths) < 6 and chance.random() < 0.1:
+            req_id, token_ids = str(number), chance.integers(0, 300, chance.integers(1, 12)).tolist()
+            lengths[req_id] = len(token_ids)
+            for batch in batches:
+                batch.add(req_id, token_ids)
+        for req_id in [key for key, length in lengths.items() if length == MAX_MODEL_LEN or chance.random() < 0.005]:
+            del lengths[req_id]
+            for batch in batches:
+                batch.remove(req_id)
+        left_out = {req_id for req_id in lengths if chance.random() < 0.01}
+        computed = batches[0].computed
+        chunks = {
+            req_id: min(length - computed[req_id], int(chance.integers(1, 8)))
+            for req_id, length in lengths.items()
+            if req_id not in left_out
+        }
+        if not chunks:
+            continue
+        before = batches[0].batch._step
+        token_id = int(chance.integers(0, 300))
+        found, expected = (batch.step(chunks, token_id) for batch in batches)
+        assert_equal(found, expected)
+        num_continued += batches[0].batch._step is before
+        for req_id in found.sampling_ids:
+            lengths[req_id] += 1
+    assert num_continued > 200
