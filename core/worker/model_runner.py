@@ -134,9 +134,9 @@ class ModelRunner:
         pieces = []
         for index, row in enumerate(inputs.rows.tolist()):
             embeds = self.batch.prompt_embeds.get(row)
-            if embeds is not None:
-                start, end = inputs.starts[index : index + 2].tolist()
-                first = int(inputs.positions[start])
+            start, end = inputs.starts[index : index + 2].tolist()
+            first = int(inputs.positions[start])
+            if embeds is not None and first < embeds.shape[0]:
                 pieces.append((start, embeds[first : first + end - start]))
         return pieces
 

@@ -146,7 +146,11 @@ def test_prompt_logprobs_and_sampling_go_together_in_one_batch(driver: StepDrive
     np.testing.assert_allclose(output.logprobs.logprobs[line, 0], expected[-1, best], atol=1e-4)
 
 
-def test_a_prompt_given_as_embeddings_equals_the_same_prompt_as_tokens(driver: StepDriver, llama: Any) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_prompt_given_as_embeddings_equals_the_same_prompt_as_tokens(
+    make_worker: Callable[..., Worker], llama: Any, dtype: str
+) -> None:
+    driver = StepDriver(make_worker(dtype=dtype))
     driver.add("tokens", PROMPT)
     driver.run(8, chunk=13)
     embeds = llama[2].model.embed_tokens.weight.detach()[PROMPT].numpy()
