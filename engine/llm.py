@@ -289,8 +289,10 @@ class LLM(EngineControls):
         """Steps until all of `request_ids` have ended; their outputs in that order. On an exception aborts them."""
         outputs = {request_id: self._enqueued.pop(request_id, None) for request_id in request_ids}
         unfinished = {request_id for request_id, output in outputs.items() if output is None}
-        bar = CompletionBar(len(unfinished), use_tqdm) if use_tqdm else None
+        bar: CompletionBar | None = None
         try:
+            if use_tqdm:
+                bar = CompletionBar(len(unfinished), use_tqdm)
             while unfinished and self.llm_engine.has_unfinished_requests():
                 self._ensure_progress()
                 for output in self.llm_engine.step():

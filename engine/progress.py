@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
+from ..protocol.param_checks import reject_type
 from .outputs import RequestOutput
 from .request_state import RequestState
 
@@ -64,6 +65,8 @@ class CompletionBar:
 def _bar_factory(use_tqdm: UseTqdm) -> Callable[..., Any]:
     if callable(use_tqdm):
         return use_tqdm
+    if use_tqdm is not True:
+        reject_type("use_tqdm", use_tqdm, "True, False or what makes a bar")
     from tqdm.auto import tqdm
 
     factory: Callable[..., Any] = tqdm

@@ -1,5 +1,6 @@
 """`LLM`: batches, chats, queues, defaults, progress and what stays behind when something goes wrong."""
 
+import functools
 import gc
 import weakref
 from collections.abc import Iterable
@@ -255,6 +256,17 @@ def test_progress_bars_count_prompts_and_show_rates_while_they_run(llm: LLM, mon
     assert len(shown) == 9
     assert all("input: " in postfix and "output: " in postfix for postfix in (*shown, processed.postfix))
     assert processed.closed
+
+
+@pytest.mark.parametrize("wrong", ["no", 5])
+def test_what_makes_no_progress_bar_is_refused_and_leaves_nothing_queued(llm: LLM, wrong: Any) -> None:
+    llm.enqueue(PROMPTS[0], greedy(300), use_tqdm=False)
+    for call in (llm.wait_for_completion, functools.partial(llm.generate, PROMPTS[1], greedy())):
+        with pytest.raises(TypeError, match="^use_tqdm must be True, False or what makes a bar, got "):
+            call(use_tqdm=wrong)
+
+    assert not llm.llm_engine.has_unfinished_requests()
+    assert llm.wait_for_completion(use_tqdm=False) == []
 
 
 def test_an_asleep_engine_says_so_and_goes_on_after_waking(llm: LLM) -> None:
