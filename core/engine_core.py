@@ -195,11 +195,8 @@ class EngineCore:
         return outputs, scheduler_output.total_num_scheduled_tokens > 0
 
     def _process_abort_queue(self) -> None:
-        while True:
-            try:
-                self.abort_requests(self.abort_queue.get_nowait())
-            except queue.Empty:
-                return
+        while not self.abort_queue.empty():
+            self.abort_requests(self.abort_queue.get())
 
     def run_idle_actions(self) -> None:
         """Does what was put off until nothing is left in flight. To be called whenever `has_work()` is false."""

@@ -12,7 +12,6 @@ import os
 import queue
 import time
 import traceback
-from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import BinaryIO, cast
 
@@ -129,34 +128,30 @@ class EngineCoreProc(EngineCore):
         return False
 
     def _process_engine_step(self) -> None:
-        with self._step_watchdog():
-            outputs_by_client, executed = self.step()
+        outputs_by_client, executed = self._watched_step()
         for client_index, outputs in outputs_by_client.items():
             self._send(client_index, outputs)
         if not executed and self.has_work():
             with contextlib.suppress(queue.Empty):
                 self._handle(*self.input_queue.get(timeout=NOTHING_SCHEDULED_WAIT))
 
-    @contextlib.contextmanager
-    def _step_watchdog(self) -> Iterator[None]:
+    def _watched_step(self) -> tuple[dict[int, EngineCoreOutputs], bool]:
         """Ends the process, every thread's stack written down, when a step takes longer than `step_timeout`.
 
         Works while native code hangs and holds the interpreter's lock.
         """
         step_timeout = self.vllm_config.parallel_config.step_timeout
         if step_timeout is None:
-            yield
-            return
+            return self.step()
         faulthandler.dump_traceback_later(step_timeout, exit=True, file=self._stacks)
         try:
-            yield
+            return self.step()
         finally:
             faulthandler.cancel_dump_traceback_later()
 
     def _drain_input_queue(self) -> None:
-        with contextlib.suppress(queue.Empty):
-            while True:
-                self._handle(*self.input_queue.get_nowait())
+        while not self.input_queue.empty():
+            self._handle(*self.input_queue.get())
 
     # What clients ask for
 

@@ -176,12 +176,12 @@ class NativeDecoder(Decoder):
         )
         self._partials = torch.empty(_PARTIALS_FLOATS)
 
-    _cos_sin = torch.empty(0, 0)
+    _num_positions = 0  # that `_cos_sin` has
 
     def _extend_rotary_table(self, num_positions: int) -> None:
-        if num_positions > self._cos_sin.shape[0]:
-            count = max(1024, 1 << (num_positions - 1).bit_length())
-            self._cos_sin = rotary_table(self.frequencies, count, self.dtype)
+        if num_positions > self._num_positions:
+            self._num_positions = max(1024, 1 << (num_positions - 1).bit_length())
+            self._cos_sin = rotary_table(self.frequencies, self._num_positions, self.dtype)
             self._recording = None
 
     def _record(self, kv_caches: Sequence[KVCache]) -> library.Recording:
