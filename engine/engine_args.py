@@ -5,6 +5,7 @@
 
 import enum
 import json
+import math
 import os
 import re
 from collections.abc import Sequence
@@ -335,8 +336,15 @@ def parse_max_model_len(value: int | str | None) -> int | None:
 
 
 def model_length_limit(hf_config: dict[str, Any]) -> int:
-    """The longest sequence the model was made for, in tokens: its own figure, times the factor of linear scaling."""
-    limits = [int(hf_config[key]) for key in _LENGTH_KEYS if hf_config.get(key)]
+    """The longest sequence the model was made for, in tokens: its own figure, times the factor of linear scaling.
+
+    Raises VLLMValidationError for a figure that is no number of tokens.
+    """
+    figures = {key: hf_config[key] for key in _LENGTH_KEYS if hf_config.get(key)}
+    for key, figure in figures.items():
+        if isinstance(figure, bool) or not isinstance(figure, (int, float)) or not 1 <= figure < math.inf:
+            reject(key, figure, "a number of tokens")
+    limits = [int(figure) for figure in figures.values()]
     if not limits:
         return 2048
     limit = min(limits)

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from ..protocol.errors import VLLMValidationError
+from ..protocol.param_checks import reject_type
 from ..protocol.params import RequestOutputKind, SamplingParams
 from ..protocol.requests import EngineCoreRequest
 from .output_collector import RequestOutputCollector
@@ -77,7 +78,7 @@ def settled(piece: Any, params: SamplingParams) -> StreamingInput:
         raise TypeError(f"a prompt's generator must yield StreamingInput, not {type(piece).__name__}")
     own = params if piece.sampling_params is None else piece.sampling_params
     if not isinstance(own, SamplingParams):
-        raise TypeError(f"sampling_params must be SamplingParams, not {type(own).__name__}")
+        reject_type("sampling_params", own, "a SamplingParams")
     check_streamable(own)
     for name in _OF_THE_WHOLE_REQUEST:
         if getattr(own, name) != getattr(params, name):

@@ -1,5 +1,6 @@
 """`EngineArgs`: defaults, limits, and errors that name field, value and range."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,12 @@ def test_a_max_model_len_that_is_none_is_refused(given: Any) -> None:
 )
 def test_the_models_own_limit_counts_linear_scaling_only(hf_config: dict[str, Any], limit: int) -> None:
     assert model_length_limit(hf_config) == limit
+
+
+@pytest.mark.parametrize("figure", ["1k", -1, 0.5, [1024], True, math.nan, math.inf])
+def test_a_limit_that_is_no_number_of_tokens_is_named(config_of: Any, figure: Any) -> None:
+    with pytest.raises(ValueError, match="^max_position_embeddings must be a number of tokens, got "):
+        config_of(hf_overrides={"max_position_embeddings": figure})
 
 
 def test_a_longer_max_model_len_than_the_models_needs_the_switch(
