@@ -5,6 +5,7 @@
 // k whatever the number of rows, so a row's result does not depend on the rows beside it.
 
 constexpr int PANEL = 32;
+constexpr int FEW_ROWS = 4;  // which wait for memory
 constexpr int64_t CACHED_X_BYTES = 393216;  // of the second-level cache
 constexpr bool MANY_REGISTERS = LANES == 16;
 
@@ -12,9 +13,10 @@ constexpr bool MANY_REGISTERS = LANES == 16;
 // the next ones, and are kept out of the outer caches. Many rows use a panel again and again, and meanwhile fetch the next.
 template <int ROWS>
 INLINE void fetch(const void* weight, int64_t ahead) {
-    const uint8_t* at = (const uint8_t*)weight + (ROWS <= 4 ? 2048 : ahead);
-    __builtin_prefetch(at, 0, ROWS <= 4 ? 0 : 2);
-    __builtin_prefetch(at + 64, 0, ROWS <= 4 ? 0 : 2);
+    constexpr bool FEW = ROWS <= FEW_ROWS;
+    const uint8_t* at = (const uint8_t*)weight + (FEW ? 2048 : ahead);
+    __builtin_prefetch(at, 0, FEW ? 0 : 2);
+    __builtin_prefetch(at + 64, 0, FEW ? 0 : 2);
 }
 
 // Packed: [k / 2][32][2] bf16.
@@ -90,6 +92,10 @@ void gemm_rows(const GemmArgs& a, int64_t row, int64_t rows, int64_t panel, int6
     if constexpr (ROWS > 1) gemm_rows<Weight, ROWS - 1>(a, row, rows, panel, ahead);
 }
 
+// Memory is read fastest in long stretches: of the panels that few rows meet, each thread has most of its share at once,
+// and the rest goes to whoever is done first.
+INLINE int64_t own_panels(int64_t panels, const Team& team) { return panels * 5 / 6 / team.size; }
+
 // Rows go in tiles of nearly equal height; as many tiles as stay in the second-level cache meet each panel in turn.
 template <class Weight>
 void gemm(const GemmArgs& a, Team& team) {
@@ -98,8 +104,9 @@ void gemm(const GemmArgs& a, Team& team) {
     if (rows == 0) return;
     const int64_t tiles = (rows + Weight::TILE_ROWS - 1) / Weight::TILE_ROWS;
     const int64_t chunk = larger<int64_t>(1, CACHED_X_BYTES / (2 * a.k * Weight::TILE_ROWS)), chunks = (tiles + chunk - 1) / chunk;
-    const int64_t run = larger<int64_t>(1, panels / (8 * team.size)), runs = (panels + run - 1) / run;
-    team.share(chunks * runs, [&](int64_t item) {
+    const bool few = rows <= FEW_ROWS;
+    const int64_t run = few ? 1 : larger<int64_t>(1, panels / (8 * team.size)), runs = (panels + run - 1) / run;
+    team.share(0, chunks * runs, few ? own_panels(panels, team) : 0, few ? panels / (32 * team.size) + 1 : 1, [&](int64_t item) {
         const int64_t first_tile = item / runs * chunk, last_tile = smaller(tiles, first_tile + chunk);
         const int64_t first_panel = item % runs * run, last_panel = smaller(panels, first_panel + run);
         for (int64_t panel = first_panel; panel < last_panel; panel++) {
@@ -111,6 +118,15 @@ void gemm(const GemmArgs& a, Team& team) {
             }
         }
     });
+}
+
+// The weights that this thread reads first, where few rows will wait for them.
+template <class Weight>
+Bytes first_weights(const GemmArgs& a, const Team& team) {
+    if (*a.rows > FEW_ROWS) return {};
+    const int64_t bytes = own_panels((a.n + PANEL - 1) / PANEL, team) * Weight::panel_bytes(a.k);
+    const uint8_t* first = (const uint8_t*)a.weight + team.rank * bytes;
+    return {first, first + bytes};
 }
 
 // Row-major weights to panels; columns beyond n are zeros.

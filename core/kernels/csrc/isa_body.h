@@ -25,9 +25,8 @@
         case INT8: return function<Int8Weight>(*(const Args*)op.args, team);                   \
         case Q8_0: return function<BlockWeight<8, false>>(*(const Args*)op.args, team);        \
         case Q4_0: return function<BlockWeight<4, false>>(*(const Args*)op.args, team);        \
-        case Q4_1: return function<BlockWeight<4, true>>(*(const Args*)op.args, team);         \
-    }                                                                                          \
-    return;
+        default: return function<BlockWeight<4, true>>(*(const Args*)op.args, team);           \
+    }
 
 static void execute(const Op& op, Team& team) {
     switch (op.kind) {
@@ -57,12 +56,19 @@ static void run_row_blocks(const Op* ops, const RowBlocksArgs& a, Team& team) {
     });
 }
 
+static Bytes weights_of_product(const Op& op, const Team& team) { BY_FORMAT(first_weights, GemmArgs) }
+
 void run(const Op* ops, int64_t count, int threads) {
     TeamState state;
 #pragma omp parallel num_threads(threads)
     {
         Team team(state, omp_get_thread_num(), omp_get_num_threads());
+        int64_t product = -1;  // the next one
         for (int64_t i = 0; i < count; i++) {
+            if (product < i) {
+                for (product = i; product < count && ops[product].kind != GEMM;) product++;
+                if (product < count) team.expect(weights_of_product(ops[product], team));
+            }
             if (ops[i].kind == ROW_BLOCKS) {
                 const RowBlocksArgs& a = *(const RowBlocksArgs*)ops[i].args;
                 if (*a.rows < BLOCK_ROWS / 2 * team.size) continue;
