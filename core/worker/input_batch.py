@@ -76,6 +76,7 @@ class InputBatch:
         self.num_prompt_tokens[row] = request.num_prompt_tokens
         self.num_computed[row] = request.num_computed_tokens
         self.num_blocks[row] = 0
+        self.block_table[row] = 0
         self.append_blocks(row, request.block_ids)
         if request.prompt_embeds is not None:
             self.prompt_embeds[row] = torch.from_numpy(np.array(request.prompt_embeds))

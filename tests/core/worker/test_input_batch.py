@@ -1,4 +1,4 @@
-"""The batch's arrays: a step that goes on where the last one ended equals one that is put together anew."""
+"""The batch's arrays: steps that go on equal steps put together anew; rows and their blocks."""
 
 import dataclasses
 from copy import deepcopy
@@ -93,3 +93,13 @@ def test_steps_that_go_on_equal_steps_that_are_put_together_anew() -> None:
         for req_id in found.sampling_ids:
             lengths[req_id] += 1
     assert num_continued > 200
+
+
+def test_a_row_taken_again_names_no_block_of_its_former_request() -> None:
+    batch = InputBatch(2, MAX_MODEL_LEN, BLOCK_SIZE)
+    batch.add(NewRequestData("former", [1] * 12, 12, SamplingParams(), 0, [7, 8, 9], 0))
+    batch.remove("former")
+    batch.add(NewRequestData("short", [1], 1, SamplingParams(), 0, [5], 0))
+    batch.add(NewRequestData("long", [1] * 12, 12, SamplingParams(), 0, [1, 2, 3], 0))
+    inputs = batch.prepare({"short": 1, "long": 12})
+    assert inputs.metadata.block_table[:, :3].tolist() == [[5, 0, 0], [1, 2, 3]]
