@@ -33,7 +33,7 @@ struct EmbedArgs {
 };
 
 // residual += x (skipped where x is null), then out = residual normalised (merely copied where weight is null). With
-// `row_index` only those rows are taken, into consecutive rows of out, and residual is left as it was.
+// `row_index`, and no x, only those rows of the residual are taken, into consecutive rows of out.
 struct RmsNormArgs {
     const int64_t* rows;
     const void* x;

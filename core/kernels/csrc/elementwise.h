@@ -11,22 +11,21 @@ void embed(const EmbedArgs& a, Team& team) {
 template <class T>
 void rms_norm(const RmsNormArgs& a, Team& team) {
     team.share_rows(a.rows, [&](int64_t row) {
-        const int64_t source = a.row_index ? a.row_index[row] : row;
-        T* residual = (T*)a.residual + source * a.size;
-        const T* x = a.x ? (const T*)a.x + source * a.size : nullptr;
+        T* residual = (T*)a.residual + (a.row_index ? a.row_index[row] : row) * a.size;
+        const T *x = a.x ? (const T*)a.x + row * a.size : nullptr, *weight = (const T*)a.weight;
         T* out = (T*)a.out + row * a.size;
         Vec squares = splat(0.0f);
         for (int64_t i = 0; i < a.size; i += 16) {
-            Vec h = load(residual + i);
-            if (x) h = rounded<T>(h + load(x + i));
+            if (x) store(residual + i, load(residual + i) + load(x + i));
+            const Vec h = load(residual + i);
             squares = fma(h, h, squares);
-            if (x && !a.row_index) store(residual + i, h);
-            store(out + i, h);
         }
-        if (!a.weight) return;
-        const T* weight = (const T*)a.weight;
+        if (!weight) {
+            memcpy(out, residual, a.size * sizeof(T));
+            return;
+        }
         const Vec scale = splat(1.0f / sqrtf(lane_sum(squares) / (float)a.size + (float)a.eps));
-        for (int64_t i = 0; i < a.size; i += 16) store(out + i, rounded<T>(load(out + i) * scale) * load(weight + i));
+        for (int64_t i = 0; i < a.size; i += 16) store(out + i, rounded<T>(load(residual + i) * scale) * load(weight + i));
     });
 }
 

@@ -45,6 +45,16 @@ def test_silu_and_mul_equals_torch(size: int, dtype: torch.dtype, isa: str) -> N
     assert_close(ops.silu_and_mul(gate_up), TorchOps().silu_and_mul(gate_up))
 
 
+@DTYPES
+def test_silu_of_the_largest_and_of_no_numbers_equals_torch(dtype: torch.dtype, isa: str) -> None:
+    gate = torch.tensor([0, 1e-30, 20, -20, 87, -87, 90, -90, 1000, -1000, 3e38, torch.inf, torch.nan, 1, -1, 5])
+    gate_up = torch.cat((gate, torch.ones(16))).to(dtype)[None]
+    found, expected = ops.silu_and_mul(gate_up), TorchOps().silu_and_mul(gate_up)
+    torch.testing.assert_close(
+        found, expected, atol=1e-6, rtol=2**-7 if dtype == torch.bfloat16 else 1e-5, equal_nan=True
+    )
+
+
 @pytest.mark.parametrize("rows", [1, 2, 5, 6, 14, 15, 29, 64, 300])
 @pytest.mark.parametrize(("n", "k"), [(32, 16), (33, 2), (100, 130), (576, 1536)])
 def test_products_with_packed_weights_equal_torch(rows: int, n: int, k: int, isa: str) -> None:
