@@ -7,7 +7,7 @@
 
 constexpr int BLOCK = 16;
 constexpr int MAX_HEAD_DIM = 512;
-constexpr int PARTITION = 256;
+constexpr int PARTITION = 512;
 constexpr int AHEAD = 2;  // blocks to fetch ahead where a context's blocks lie scattered, which hides them from the hardware
 constexpr int PARTITION_BLOCKS = PARTITION / BLOCK;
 constexpr int MAX_ROWS = 48;  // query rows that share one reading of a partition: tokens x heads of one kv head

@@ -85,9 +85,9 @@ CASES = {
     "decodes": ((6, 2, 64), [1, 1, 1], [1, 17, 40]),
     "long decode on idle threads": ((3, 1, 64), [1], [777]),
     "chunk after context": ((4, 4, 32), [7], [300]),
-    "whole prompts": ((9, 3, 64), [33, 260], [33, 260]),
+    "whole prompts": ((9, 3, 64), [33, 520], [33, 520]),
     "mixed batch": ((6, 2, 80), [1, 1, 5, 64], [513, 16, 5, 530]),
-    "one kv head, odd group": ((7, 1, 128), [1, 9], [31, 257]),
+    "one kv head, odd group": ((7, 1, 128), [1, 9], [31, 513]),
     "rows beyond one tile": ((48, 1, 16), [1, 3], [20, 19]),
 }
 
@@ -99,7 +99,7 @@ def test_native_attention_equals_torch(name: str, dtype: torch.dtype, isa: str) 
     torch.testing.assert_close(native, reference, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize("window", [1, 16, 100, 256, 300])
+@pytest.mark.parametrize("window", [1, 16, 100, 512, 550])
 def test_sliding_window_hides_what_lies_further_back(window: int, isa: str) -> None:
     native, reference = Case((4, 2, 32), [1, 1, 50], [700, 90, 600], torch.float32, window).run()
     torch.testing.assert_close(native, reference, atol=2e-5, rtol=2e-5)
