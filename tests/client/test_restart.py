@@ -60,10 +60,12 @@ def test_many_kills_among_two_hundred_requests_show_in_no_token(make_mp_bridge):
             for output in bridge.get_output().outputs:
                 tokens[output.request_id] += output.new_token_ids
                 num_from_core += len(output.new_token_ids)
+                if supervisor.num_held > 0:  # one is on trial, and would be given up if its core were killed
+                    num_from_core = 0
                 if output.finish_reason is not None:
                     assert output.finish_reason is FinishReason.LENGTH, output
                     unfinished.remove(output.request_id)
-            if num_from_core > 400 and kills < num_kills and core is not killed:
+            if num_from_core > 200 and kills < num_kills and core is not killed:
                 os.kill(core.process.ready.pid, signal.SIGKILL)
                 kills, killed = kills + 1, core
     assert kills == num_kills
