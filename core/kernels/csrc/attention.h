@@ -1,14 +1,15 @@
 // Attention over a paged KV cache, for any mix of decodes and prompt chunks.
 //
-// A block holds 16 tokens (an engine's block may be several of them). K lies as [head_dim / p][16][p] and V as [16 / p][head_dim][p] (p values to a word), so that
-// scores of 16 tokens, or 16 dimensions of the output, come from one load and a broadcast, with no horizontal sum.
+// A block holds 16 tokens (an engine's block may be several of them). K lies as [head_dim / p][16][p] and V as
+// [16 / p][head_dim][p] (p values to a word), so that scores of 16 tokens, or 16 dimensions of the output, come from one
+// load and a broadcast, with no horizontal sum.
 // The context is cut at fixed positions into partitions. Each is attended by itself and merged into the running result
 // in order, whoever computed it: a token's output does not depend on the batch, the chunk or the number of threads.
 
 constexpr int BLOCK = 16;
 constexpr int MAX_HEAD_DIM = 512;
 constexpr int PARTITION = 512;
-constexpr int AHEAD = 2;  // blocks to fetch ahead where a context's blocks lie scattered, which hides them from the hardware
+constexpr int AHEAD = 6;  // blocks to fetch ahead where a context's blocks lie scattered, which hides them from the hardware
 constexpr int PARTITION_BLOCKS = PARTITION / BLOCK;
 constexpr int MAX_ROWS = 48;  // query rows that share one reading of a partition: tokens x heads of one kv head
 #if defined(ISA_AVX512BF16) || defined(ISA_AVX512)
@@ -47,15 +48,16 @@ struct Attention {
     const AttentionArgs& a;
     const Step& step;
     const int64_t group, words, block_words;  // query heads to a kv head; words to a head; words to a block and head
+    const uint32_t per_entry;                 // blocks of 16 tokens to an entry of the block table
     const float score_scale;                  // makes a dot product an exponent of 2
 
     explicit Attention(const AttentionArgs& args)
         : a(args), step(*args.step), group(a.num_heads / a.num_kv_heads), words(a.head_dim / PER_WORD<T>),
-          block_words(BLOCK * words), score_scale((float)args.scale * 1.44269504f) {}
+          block_words(BLOCK * words), per_entry((uint32_t)(step.block_size / BLOCK)), score_scale((float)args.scale * 1.44269504f) {}
 
     const uint32_t* block(const void* cache, int64_t req, int64_t index, int64_t kv_head) const {
-        const int64_t per_entry = step.block_size / BLOCK;
-        const int64_t id = step.block_table[req * step.block_table_stride + index / per_entry] * per_entry + index % per_entry;
+        const uint32_t entry = (uint32_t)index / per_entry, within = (uint32_t)index % per_entry;
+        const int64_t id = (int64_t)step.block_table[req * step.block_table_stride + entry] * per_entry + within;
         return (const uint32_t*)cache + (kv_head * a.num_blocks + id) * block_words;
     }
 
