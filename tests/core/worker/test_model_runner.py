@@ -131,7 +131,8 @@ def test_prompt_logprobs_equal_transformers_however_the_prompt_is_cut(
     assert token_ids[:, 0].tolist() == PROMPT[1:]
     np.testing.assert_allclose(logprobs[:, 0], own, atol=1e-4)
     np.testing.assert_allclose(logprobs[:, 1:], expected[:39].topk(width).values, atol=1e-4)
-    assert ranks.tolist() == ((expected[:39] > own[:, None]).sum(1) + 1).tolist()
+    smallest, largest = (((expected[:39] > own[:, None] + shift).sum(1) + 1).numpy() for shift in (1e-4, -1e-4))
+    assert ((smallest <= ranks) & (ranks <= largest)).all()
 
 
 def test_prompt_logprobs_and_sampling_go_together_in_one_batch(driver: StepDriver, expected: torch.Tensor) -> None:
