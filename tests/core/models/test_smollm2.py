@@ -9,6 +9,7 @@ import torch
 from step_driver import StepDriver, make_vllm_config
 from tokenizers import Tokenizer
 
+from corespan.core.kernels import library
 from corespan.core.worker.worker import Worker
 from corespan.engine.model_source import ModelFiles, resolve_model
 
@@ -66,14 +67,17 @@ def generate(model_files: ModelFiles, dtype: str, prompts: list[list[int]], num_
 
 
 @torch.inference_mode()
-def num_agreeing(reference: Any, prompt: list[int], token_ids: list[int]) -> int:
+def num_agreeing(reference: Any, prompt: list[int], token_ids: list[int], steps: int = 0) -> int:
     """How many tokens behind the prompt, from the first, are those that transformers takes greedily.
 
-    Where several logits share the first place, which rounding to bfloat16 brings about, each of them counts.
+    Where several logits share the first place, which rounding to bfloat16 brings about, each of them counts; so do those
+    that lie up to `steps` steps of bfloat16 below it.
     """
-    logits = reference(torch.tensor([token_ids[:-1]])).logits[0, len(prompt) - 1 :]
+    logits = reference(torch.tensor([token_ids[:-1]])).logits[0, len(prompt) - 1 :].float()
     chosen = logits.gather(1, torch.tensor(token_ids[len(prompt) :])[:, None]).squeeze(1)
-    return int((chosen >= logits.amax(1)).int().cumprod(0).sum())
+    best = logits.amax(1)
+    step = 2.0 ** (best.abs().log2().floor() - 7)
+    return int((chosen >= best - steps * step).int().cumprod(0).sum())
 
 
 def test_float32_tokens_equal_transformers(reference: Any, model_files: ModelFiles, prompts: list[list[int]]) -> None:
@@ -87,5 +91,10 @@ def test_bfloat16_tokens_agree_with_transformers(
 ) -> None:
     texts = generate(model_files, "bfloat16", prompts, 16)
     rounded = reference.to(torch.bfloat16)
-    agreeing = [num_agreeing(rounded, prompt, text) for prompt, text in zip(prompts, texts, strict=True)]
-    assert sum(count == 16 for count in agreeing) >= 18, agreeing
+    agreeing, nearly = (
+        [num_agreeing(rounded, prompt, text, steps) for prompt, text in zip(prompts, texts, strict=True)]
+        for steps in (0, 2)
+    )
+    in_hardware = not library.is_available() or library.ISA_LEVELS[library.isa_level()] == "avx512bf16"
+    assert sum(count == 16 for count in agreeing) >= (18 if in_hardware else 17), agreeing
+    assert nearly == [16] * len(prompts)
