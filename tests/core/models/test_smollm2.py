@@ -70,8 +70,8 @@ def generate(model_files: ModelFiles, dtype: str, prompts: list[list[int]], num_
 def num_agreeing(reference: Any, prompt: list[int], token_ids: list[int], steps: int = 0) -> int:
     """How many tokens behind the prompt, from the first, are those that transformers takes greedily.
 
-    Where several logits share the first place, which rounding to bfloat16 brings about, each of them counts; so do those
-    that lie up to `steps` steps of bfloat16 below it.
+    Where several logits share the first place, which rounding to bfloat16 brings about, each of them counts; so do
+    those that lie up to `steps` steps of bfloat16 below it.
     """
     logits = reference(torch.tensor([token_ids[:-1]])).logits[0, len(prompt) - 1 :].float()
     chosen = logits.gather(1, torch.tensor(token_ids[len(prompt) :])[:, None]).squeeze(1)
