@@ -32,7 +32,7 @@ def draw(
     uniforms: np.ndarray,
     processed: torch.Tensor | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """As `kernels.sampling.draw`."""
+    """As `kernels.sampling.Draw` takes and returns them."""
     padded = ordering.pad_to_blocks(logits)
     best_ids, best = ordering.argmax(padded, ordering.block_max(padded))
     token_ids, largest = best_ids.cpu().numpy(), best.cpu().numpy()
