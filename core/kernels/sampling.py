@@ -1,6 +1,7 @@
 """Drawing tokens and taking log-probabilities with the native kernels. `core/sampling` has the same in torch."""
 
 import ctypes
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -13,24 +14,27 @@ def supports(logits: torch.Tensor) -> bool:
     return logits.device.type == "cpu" and logits.stride(1) == 1 and library.is_available()
 
 
+@dataclass(slots=True)
+class DrawParams:
+    """For each row: temperature [n] float64, 0: greedy; min_p [n] float64, 0: off; top_k [n] int64, 0: off; top_p [n]
+    float64, 1: off; uniforms [n] float64 in [0, 1). `recorded`: the draw that reads these arrays, for its next time."""
+
+    temperature: np.ndarray
+    min_p: np.ndarray
+    top_k: np.ndarray
+    top_p: np.ndarray
+    uniforms: np.ndarray
+    recorded: "Draw | None" = None
+
+
 class Draw:
     """One token for each row of logits, and the row's largest logit. Reads its arrays anew each time.
 
-    logits: [n, vocab] float32. temperature (0: greedy), min_p (0: off), top_p (1: off), uniforms: [n] float64;
-    top_k: [n] int64 (0: off). processed: [n, vocab] float32, takes the logits that the tokens were drawn from. A row
+    logits: [n, vocab] float32. processed: [n, vocab] float32, takes the logits that the tokens were drawn from. A row
     whose largest logit is not finite is not drawn from: its token is that entry's.
     """
 
-    def __init__(
-        self,
-        logits: torch.Tensor,
-        temperature: np.ndarray,
-        min_p: np.ndarray,
-        top_k: np.ndarray,
-        top_p: np.ndarray,
-        uniforms: np.ndarray,
-        processed: torch.Tensor | None = None,
-    ) -> None:
+    def __init__(self, logits: torch.Tensor, params: DrawParams, processed: torch.Tensor | None = None) -> None:
         """The logits are not kept alive: they must be at `logits_at` at each run."""
         self.logits_at = logits.data_ptr()
         self._token_ids = np.empty(logits.shape[0], dtype=np.int64)
@@ -41,16 +45,17 @@ class Draw:
             logits=self.logits_at,
             stride=logits.stride(0),
             n=logits.shape[1],
-            temperature=temperature.ctypes.data,
-            min_p=min_p.ctypes.data,
-            top_k=top_k.ctypes.data,
-            top_p=top_p.ctypes.data,
-            uniforms=uniforms.ctypes.data,
+            temperature=params.temperature.ctypes.data,
+            min_p=params.min_p.ctypes.data,
+            top_k=params.top_k.ctypes.data,
+            top_p=params.top_p.ctypes.data,
+            uniforms=params.uniforms.ctypes.data,
             token_ids=self._token_ids.ctypes.data,
             largest=self._largest.ctypes.data,
             processed=None if processed is None else processed.data_ptr(),
         )
-        self._recording = library.Recording([operation], (rows, temperature, min_p, top_k, top_p, uniforms, processed))
+        arrays = params.temperature, params.min_p, params.top_k, params.top_p, params.uniforms
+        self._recording = library.Recording([operation], (rows, arrays, processed))
 
     def run(self) -> tuple[np.ndarray, np.ndarray]:
         """[n] int64, [n] float32; overwritten by the next run."""

@@ -5,26 +5,12 @@ kept tokens, in the order of their ids, the first is drawn whose cumulative weig
 on single rows in a fixed order, so a row's token depends on that row alone.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 
 from ..kernels import sampling as native
+from ..kernels.sampling import DrawParams
 from . import torch_draw
-
-
-@dataclass(slots=True)
-class DrawParams:
-    """For each row: temperature [n] float64, 0: greedy; min_p [n] float64, 0: off; top_k [n] int64, 0: off; top_p [n]
-    float64, 1: off; uniforms [n] float64 in [0, 1). `recorded`: the draw that reads these arrays, for its next time."""
-
-    temperature: np.ndarray
-    min_p: np.ndarray
-    top_k: np.ndarray
-    top_p: np.ndarray
-    uniforms: np.ndarray
-    recorded: native.Draw | None = None
 
 
 def draw(
@@ -38,9 +24,8 @@ def draw(
     """
     recorded = params.recorded
     if recorded is None or recorded.logits_at != logits.data_ptr() or processed is not None:
-        arrays = params.temperature, params.min_p, params.top_k, params.top_p, params.uniforms
         if not native.supports(logits):
-            return torch_draw.draw(logits, *arrays, processed)
-        recorded = native.Draw(logits, *arrays, processed)
+            return torch_draw.draw(logits, params, processed)
+        recorded = native.Draw(logits, params, processed)
         params.recorded = recorded if processed is None else None
     return recorded.run()

@@ -8,9 +8,9 @@ import torch
 from ...protocol.config import VllmConfig
 from ...protocol.param_checks import below_vocab
 from ...protocol.params import SamplingParams, SamplingType
+from ..kernels.sampling import DrawParams
 from ..scheduler.output import NewRequestData
 from . import noise
-from .draw import DrawParams
 from .logits_processors.builtin import BUILTIN_PROCESSORS
 from .logits_processors.interface import (
     AddedRequest,

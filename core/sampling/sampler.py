@@ -14,7 +14,8 @@ import torch
 
 from ...protocol.outputs import LogprobsArrays
 from ...protocol.params import SamplingParams
-from .draw import DrawParams, draw
+from ..kernels.sampling import DrawParams
+from .draw import draw
 from .logits_processors.builtin import RowStateProcessor
 from .logits_processors.interface import LogitsProcessor
 from .logprobs import gather_logprobs, merge_rows

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from ..kernels.sampling import DrawParams
 from . import ordering
 from .ordering import BLOCK
 
@@ -24,13 +25,7 @@ _NUCLEUS_FLOORS = (1e-2, 1e-3, 1e-4, 1e-5)
 
 
 def draw(
-    logits: torch.Tensor,
-    temperature: np.ndarray,
-    min_p: np.ndarray,
-    top_k: np.ndarray,
-    top_p: np.ndarray,
-    uniforms: np.ndarray,
-    processed: torch.Tensor | None = None,
+    logits: torch.Tensor, params: DrawParams, processed: torch.Tensor | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """As `kernels.sampling.Draw` takes and returns them."""
     padded = ordering.pad_to_blocks(logits)
@@ -38,14 +33,15 @@ def draw(
     token_ids, largest = best_ids.cpu().numpy(), best.cpu().numpy()
     if processed is not None:
         processed.copy_(logits)
-    lines = np.flatnonzero((temperature > 0.0) & np.isfinite(largest))
+    lines = np.flatnonzero((params.temperature > 0.0) & np.isfinite(largest))
     for start in range(0, len(lines), _LINES_AT_ONCE):
         at = lines[start : start + _LINES_AT_ONCE]
         index = _index(at, logits)
-        chosen, offset, heat = _take(padded, index), best[index, None], _column(temperature[at], logits).float()
+        chosen, offset, heat = _take(padded, index), best[index, None], _column(params.temperature[at], logits).float()
         scaled = (chosen - offset).div_(heat)
-        mask_below_min_p(scaled, min_p[at])
-        drawn = _draw_lines(chosen, scaled, top_k[at], top_p[at], uniforms[at], processed is not None)
+        mask_below_min_p(scaled, params.min_p[at])
+        top_k, top_p, uniforms = params.top_k[at], params.top_p[at], params.uniforms[at]
+        drawn = _draw_lines(chosen, scaled, top_k, top_p, uniforms, processed is not None)
         token_ids[at] = drawn.token_ids.cpu().numpy()
         if processed is not None:
             _only_kept(scaled, drawn.kept).add_((offset / heat).clamp_(-_LARGEST, _LARGEST))

@@ -91,8 +91,10 @@ def test_a_row_is_bitwise_the_same_whatever_rows_are_beside_it(isa: str) -> None
         assert torch.equal(packed(x[:rows], torch.float32), whole[:rows])
 
 
-def test_the_number_of_threads_does_not_change_a_bit(threads: int) -> None:
-    x, packed = random(37, 128), PackedWeight(random(200, 128, seed=1), None)
+@pytest.mark.parametrize("rows", [1, 4, 5, 37])
+@pytest.mark.parametrize("n", [32, 200, 1000])
+def test_the_number_of_threads_does_not_change_a_bit(rows: int, n: int, threads: int) -> None:
+    x, packed = random(rows, 128), PackedWeight(random(n, 128, seed=1), None)
     result = packed(x)
     torch.set_num_threads(1)
     assert torch.equal(result, packed(x))

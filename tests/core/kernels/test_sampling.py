@@ -1,36 +1,30 @@
 """The native draw and log-probabilities against torch: the same tokens, whatever the shape, the set and the threads."""
 
 from itertools import product
-from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
 
 from corespan.core.kernels import sampling
+from corespan.core.kernels.sampling import DrawParams
 from corespan.core.sampling import torch_draw
 from corespan.core.sampling.logprobs import torch_logprobs
 
 SIZES = [1, 15, 16, 17, 511, 513, 5000, 49_152]
 
 
-class Params(NamedTuple):
-    """Arrays for each row, in the order in which `draw` takes them."""
-
-    temperature: np.ndarray
-    min_p: np.ndarray
-    top_k: np.ndarray
-    top_p: np.ndarray
-    uniforms: np.ndarray
-
-
-def rows_of(combinations: list[tuple[float, float, int, float]], uniforms: np.ndarray | float | None = None) -> Params:
+def rows_of(
+    combinations: list[tuple[float, float, int, float]], uniforms: np.ndarray | float | None = None
+) -> DrawParams:
     """One row for each (temperature, min_p, top_k, top_p)."""
     temperature, min_p, top_k, top_p = (np.array(column) for column in zip(*combinations, strict=True))
     if uniforms is None:
         uniforms = np.random.default_rng(len(combinations)).random(len(combinations))
     spread = np.broadcast_to(uniforms, top_p.shape).astype(np.float64)
-    return Params(temperature.astype(float), min_p.astype(float), top_k.astype(np.int64), top_p.astype(float), spread)
+    return DrawParams(
+        temperature.astype(float), min_p.astype(float), top_k.astype(np.int64), top_p.astype(float), spread
+    )
 
 
 def every_combination(vocab_size: int) -> list[tuple[float, float, int, float]]:
@@ -43,16 +37,16 @@ def random_logits(rows: int, vocab_size: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(rows, vocab_size, generator=generator) * torch.rand(rows, 1, generator=generator) * 6
 
 
-def draw(logits: torch.Tensor, params: Params) -> tuple[np.ndarray, np.ndarray, torch.Tensor]:
+def draw(logits: torch.Tensor, params: DrawParams) -> tuple[np.ndarray, np.ndarray, torch.Tensor]:
     processed = torch.empty(logits.shape)
-    return *sampling.Draw(logits, *params, processed).run(), processed
+    return *sampling.Draw(logits, params, processed).run(), processed
 
 
-def count_differences(logits: torch.Tensor, params: Params) -> int:
+def count_differences(logits: torch.Tensor, params: DrawParams) -> int:
     """How many rows get another token from torch: each must lie right beside it, and the uniform on their border."""
     token_ids, largest, processed = draw(logits, params)
     expected_processed = torch.empty(logits.shape)
-    expected, expected_largest = torch_draw.draw(logits, *params, expected_processed)
+    expected, expected_largest = torch_draw.draw(logits, params, expected_processed)
     assert largest.tolist() == expected_largest.tolist()
     kept, expected_kept = processed.isfinite(), expected_processed.isfinite()
     assert ((kept != expected_kept).sum(1) <= torch.from_numpy(params.top_p < 1.0)).all()  # rounding at the edge of p
@@ -167,7 +161,7 @@ def test_a_row_is_bitwise_the_same_alone_and_with_any_number_of_threads(isa: str
     values = sampling.logprobs(logits, token_ids, 20, None, False)
     torch.set_num_threads(1)
     for row in range(len(combinations)):
-        alone = Params(*(array[row : row + 1].copy() for array in params))
+        alone = rows_of([combinations[row]], params.uniforms[row])
         one = draw(logits[row : row + 1].contiguous(), alone)
         assert one[0][0] == token_ids[row]
         assert torch.equal(one[2][0], processed[row])
