@@ -27,6 +27,7 @@ from ..protocol.outputs import (
 from ..protocol.params import SamplingParams
 from ..protocol.requests import EngineCoreRequest, EngineCoreRequestType, UtilityRequest
 from ..protocol.sockets import OutputSeal, connect, receive_frames
+from .engine_core import Abort
 from .scheduler.request import Request
 
 logger = logging.getLogger("corespan.core")
@@ -47,7 +48,7 @@ class RequestIntake(Protocol):
     """What the input thread needs of the core."""
 
     input_queue: InputQueue
-    abort_queue: queue.SimpleQueue[list[str]]
+    abort_queue: queue.SimpleQueue[Abort]
 
     def preprocess_add_request(self, request: EngineCoreRequest) -> Request: ...
 
@@ -137,7 +138,7 @@ class InputThread(threading.Thread):
             if request_type is EngineCoreRequestType.ADD:
                 self._add(client_index, frames[1:])
             elif request_type is EngineCoreRequestType.ABORT:
-                self._abort(self._abort_decoder.decode(frames[1:]))
+                self._abort(Abort(client_index, self._abort_decoder.decode(frames[1:])))
             elif request_type is EngineCoreRequestType.UTILITY:
                 self._call(client_index, frames[1:])
             else:
@@ -170,10 +171,12 @@ class InputThread(threading.Thread):
         call.client_index = client_index
         self._intake.input_queue.put((EngineCoreRequestType.UTILITY, call))
 
-    def _abort(self, request_ids: list[str]) -> None:
-        """Twice: at once, between the model's run and its output, and in order, behind the request it may belong to."""
-        self._intake.abort_queue.put(request_ids)
-        self._intake.input_queue.put((EngineCoreRequestType.ABORT, request_ids))
+    def _abort(self, abort: Abort) -> None:
+        """Queued twice: `abort_queue` takes effect before the output of the step that runs is looked at; `input_queue`
+        catches a request that was still in that queue then, and empties `abort_queue` before a later one is added.
+        """
+        self._intake.abort_queue.put(abort)
+        self._intake.input_queue.put((EngineCoreRequestType.ABORT, abort))
 
 
 def _readable_field(frames: list[Buffer], index: int, field_type: type[F]) -> F:
@@ -231,7 +234,7 @@ class OutputThread(threading.Thread):
                         socket.send_multipart([seal.next(), ENGINE_CORE_DEAD, item.cause.encode(errors="replace")])
                 else:
                     client_index, outputs = item
-                    frames = self._encode(outputs)
+                    frames = self._encode(client_index, outputs)
                     sockets[client_index].send_multipart([self._seals[client_index].next(), *frames], copy=False)
         except Exception:
             self._on_failure(f"the output thread failed\n{traceback.format_exc()}")
@@ -239,7 +242,7 @@ class OutputThread(threading.Thread):
             for socket in sockets:
                 socket.close()
 
-    def _encode(self, outputs: EngineCoreOutputs) -> list[Buffer]:
+    def _encode(self, client_index: int, outputs: EngineCoreOutputs) -> list[Buffer]:
         outputs.engine_index = self._engine_index
         if not outputs.timestamp:
             outputs.timestamp = time.monotonic()
@@ -249,15 +252,15 @@ class OutputThread(threading.Thread):
             answer = outputs.utility_output
             if answer is not None:
                 outputs.utility_output = failed_call(answer.call_id, error)
-            outputs.outputs = [self._sendable(output) for output in outputs.outputs]
+            outputs.outputs = [self._sendable(client_index, output) for output in outputs.outputs]
             return self._encoder.encode(outputs)
 
-    def _sendable(self, output: EngineCoreOutput) -> EngineCoreOutput:
+    def _sendable(self, client_index: int, output: EngineCoreOutput) -> EngineCoreOutput:
         """The output or, if it cannot be sent, its request's end. Log-probabilities can be longer than a frame may."""
         try:
             self._encoder.encode(output)
         except Exception as error:
-            self._input_queue.put((EngineCoreRequestType.ABORT, [output.request_id]))
+            self._input_queue.put((EngineCoreRequestType.ABORT, Abort(client_index, [output.request_id])))
             return EngineCoreOutput(
                 output.request_id,
                 [],

@@ -9,7 +9,7 @@ import queue
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from ..protocol.config import VllmConfig
 from ..protocol.outputs import EngineCoreOutput, EngineCoreOutputs, FinishReason
@@ -19,7 +19,7 @@ from .kv_cache.block_hash import BlockHasher
 from .kv_sizing import num_kv_blocks, with_kv_blocks
 from .profile_ranges import profile_range
 from .scheduler.pause import PauseState
-from .scheduler.request import Request, RequestStatus
+from .scheduler.request import Request, RequestStatus, core_request_id
 from .scheduler.scheduler import Scheduler
 from .structured_output.manager import StructuredOutputManager
 
@@ -55,6 +55,13 @@ class DuplicateRequestError(ValueError):
     """A request under an id that is in flight. The request in flight is not touched."""
 
 
+class Abort(NamedTuple):
+    """What a client no longer wants. Its ids are its own: another client's requests may have the same."""
+
+    client_index: int
+    request_ids: list[str]
+
+
 class EngineCore:
     """Not thread-safe, but for `preprocess_add_request` and `abort_queue`, which an input thread may use."""
 
@@ -64,7 +71,7 @@ class EngineCore:
         Raises ValueError when the cache cannot hold one request of `max_model_len`.
         """
         self._emit = emit
-        self.abort_queue: queue.SimpleQueue[list[str]] = queue.SimpleQueue()
+        self.abort_queue: queue.SimpleQueue[Abort] = queue.SimpleQueue()
         self._idle_actions: list[tuple[Callable[[], None], Future[None]]] = []
         self.executor: Executor = _load_class(executor_class)(vllm_config)
         try:
@@ -130,7 +137,7 @@ class EngineCore:
         """Like `add_request`, after `preprocess_add_request`."""
         known = self.scheduler.requests.get(request.request_id)
         if known is not None and not known.resumable:
-            raise DuplicateRequestError(f"a request with id {request.request_id!r} is in flight")
+            raise DuplicateRequestError(f"a request with id {request.client_request_id!r} is in flight")
         try:
             self.scheduler.add_request(request)
         except Exception as error:
@@ -138,17 +145,19 @@ class EngineCore:
 
     def fail_request(self, request: EngineCoreRequest | Request, error: Exception) -> None:
         """Ends a request that never reached the scheduler."""
-        logger.error("Request %s failed while being added", request.request_id, exc_info=error)
+        logger.error("Request %s failed while being added", _clients_id(request), exc_info=error)
         self._emit_finished([request], FinishReason.ERROR, f"{type(error).__name__}: {error}")
 
-    def abort_requests(self, request_ids: list[str]) -> None:
-        """Frees what the requests hold; no output follows. Unknown ids are ignored."""
-        self.scheduler.finish_requests(request_ids, RequestStatus.FINISHED_ABORTED)
+    def abort_requests(self, request_ids: list[str], client_index: int = 0) -> None:
+        """Frees what these requests of the client hold; no output follows. Unknown ids are ignored."""
+        core_ids = [core_request_id(client_index, request_id) for request_id in request_ids]
+        self.scheduler.finish_requests(core_ids, RequestStatus.FINISHED_ABORTED)
 
     def abort_client_requests(self, client_index: int) -> None:
         """Frees what the requests of a client hold that has gone away."""
         requests = self.scheduler.requests.values()
-        self.abort_requests([request.request_id for request in requests if request.client_index == client_index])
+        core_ids = [request.request_id for request in requests if request.client_index == client_index]
+        self.scheduler.finish_requests(core_ids, RequestStatus.FINISHED_ABORTED)
 
     def abort_all_requests(self) -> None:
         """Ends every request, with an output that says so."""
@@ -162,7 +171,7 @@ class EngineCore:
         by_client: dict[int, list[EngineCoreOutput]] = {}
         for request in requests:
             output = EngineCoreOutput(
-                request.request_id,
+                _clients_id(request),
                 [],
                 finish_reason=reason,
                 stop_reason=stop_reason,
@@ -189,14 +198,16 @@ class EngineCore:
             scheduler_output = self.scheduler.schedule()
         with profile_range("execute"):
             runner_output = self.executor.execute_model(scheduler_output)
-        self._process_abort_queue()
+        self.process_abort_queue()
         with profile_range("update"):
             outputs = self.scheduler.update_from_output(scheduler_output, runner_output)
         return outputs, scheduler_output.total_num_scheduled_tokens > 0
 
-    def _process_abort_queue(self) -> None:
+    def process_abort_queue(self) -> None:
+        """To be called before anything is added that came behind an abort: its id may be in use again."""
         while not self.abort_queue.empty():
-            self.abort_requests(self.abort_queue.get())
+            abort = self.abort_queue.get()
+            self.abort_requests(abort.request_ids, abort.client_index)
 
     def run_idle_actions(self) -> None:
         """Does what was put off until nothing is left in flight. To be called whenever `has_work()` is false."""
@@ -305,6 +316,10 @@ class EngineCore:
     def shutdown(self) -> None:
         self.structured_output_manager.shutdown()
         self.executor.shutdown()
+
+
+def _clients_id(request: EngineCoreRequest | Request) -> str:
+    return request.client_request_id if isinstance(request, Request) else request.request_id
 
 
 def _settle(action: Callable[[], None], done: "Future[None]") -> None:

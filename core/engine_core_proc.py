@@ -23,7 +23,7 @@ from ..protocol.outputs import EngineCoreOutputs, FinishReason, HandshakeInit, H
 from ..protocol.requests import REQUEST_SHUTDOWN, EngineCoreRequestType, UtilityRequest
 from ..protocol.sockets import OUTPUT_LINGER_MS, identity
 from .core_io import ClientGone, DeadSentinel, InputQueue, InputThread, OutputQueue, OutputThread, failed_call
-from .engine_core import DuplicateRequestError, EngineCore
+from .engine_core import Abort, DuplicateRequestError, EngineCore
 from .scheduler.request import Request
 
 logger = logging.getLogger("corespan.core")
@@ -162,7 +162,9 @@ class EngineCoreProc(EngineCore):
             if isinstance(message, ClientGone):
                 self.abort_client_requests(message.client_index)
             else:
-                self.abort_requests(cast(list[str], message))
+                abort = cast(Abort, message)
+                self.process_abort_queue()
+                self.abort_requests(abort.request_ids, abort.client_index)
         elif request_type is EngineCoreRequestType.UTILITY:
             self._handle_utility(cast(UtilityRequest, message))
 

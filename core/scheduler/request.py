@@ -52,10 +52,14 @@ class Request:
 
     `num_computed_tokens` counts tokens whose keys and values are in the cache, those of the step being planned
     included. `structured_output_state` belongs to the structured-output manager.
+
+    `request_id` is unique in the core, over all its clients (see `core_request_id`); `client_request_id` is what the
+    client calls it.
     """
 
     __slots__ = (
         "request_id",
+        "client_request_id",
         "client_index",
         "priority",
         "arrival_time",
@@ -94,7 +98,8 @@ class Request:
     )
 
     def __init__(self, request: EngineCoreRequest, block_hasher: BlockHasher | None = None) -> None:
-        self.request_id = request.request_id
+        self.request_id = core_request_id(request.client_index, request.request_id)
+        self.client_request_id = request.request_id
         self.client_index = request.client_index
         self.priority = request.priority
         self.arrival_time = request.arrival_time
@@ -246,6 +251,14 @@ class Request:
         repetition = params.repetition_detection
         self._repetition = repetition if repetition is not None and repetition.enabled else None
         self._min_num_tokens = min(self.num_prompt_tokens + params.min_tokens, limit)
+
+
+def core_request_id(client_index: int, request_id: str) -> str:
+    """What the core calls a client's request: another name for each pair, and the first client's own in the usual case.
+
+    Clients choose their ids without knowing of each other.
+    """
+    return request_id if client_index == 0 and ":" not in request_id else f"{client_index}:{request_id}"
 
 
 def _prompt_token_ids(request: EngineCoreRequest) -> list[int]:

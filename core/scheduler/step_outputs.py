@@ -17,7 +17,7 @@ class StepOutputs:
 
     def add(self, request: Request, new_token_ids: list[int], logprobs: LogprobsArrays | None = None) -> None:
         """What the step added to the request; what is said once (its end, events, prompt figures) comes along."""
-        output = EngineCoreOutput(request.request_id, new_token_ids)
+        output = EngineCoreOutput(request.client_request_id, new_token_ids)
         if request.is_finished:
             output.finish_reason = request.finish_reason
             output.stop_reason = request.stop_reason
@@ -38,7 +38,7 @@ class StepOutputs:
 
     def add_token(self, request: Request, token_id: int) -> None:
         """The hot path's `add`: one token and nothing else to report."""
-        self._by_client[request.client_index].append(EngineCoreOutput(request.request_id, [token_id]))
+        self._by_client[request.client_index].append(EngineCoreOutput(request.client_request_id, [token_id]))
 
     def build(self, stats: SchedulerStats | None) -> dict[int, EngineCoreOutputs]:
         """A frame per client that has outputs; the statistics go with the first, or to client 0 if there is none."""

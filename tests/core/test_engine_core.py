@@ -4,7 +4,7 @@ import pytest
 from bridge import FAKE_EXECUTOR, fake_config, request, tokens_of
 from fake_executor import FakeExecutor
 
-from corespan.core.engine_core import DuplicateRequestError, EngineCore
+from corespan.core.engine_core import Abort, DuplicateRequestError, EngineCore
 from corespan.core.kv_sizing import num_kv_blocks
 from corespan.protocol.outputs import FinishReason
 
@@ -50,7 +50,7 @@ def test_an_abort_that_comes_while_the_model_runs_takes_effect_before_its_output
     execute_model = FakeExecutor.execute_model
 
     def abort_meanwhile(executor, scheduler_output):
-        core.abort_queue.put(["gone"])
+        core.abort_queue.put(Abort(0, ["gone"]))
         return execute_model(executor, scheduler_output)
 
     monkeypatch.setattr(FakeExecutor, "execute_model", abort_meanwhile)

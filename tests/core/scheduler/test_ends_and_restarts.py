@@ -12,12 +12,12 @@ def test_abort_frees_blocks_at_once_and_ignores_unknown_ids() -> None:
     h.add("b", prompt(40, 3))
     h.step()
     used = h.scheduler.kv_cache_manager.num_free_blocks
-    assert h.scheduler.finish_requests(["a", "ghost"]) == [("a", 2)]
+    assert h.scheduler.finish_requests(["2:a", "ghost"]) == [("2:a", 2)]
     assert h.scheduler.kv_cache_manager.num_free_blocks == used + 3
-    assert h.scheduler.finish_requests(["a"]) == []
+    assert h.scheduler.finish_requests(["2:a"]) == []
     assert h.scheduler.finish_requests(None) == [("b", 0)]
     assert h.scheduler.has_requests()  # the runner has still to be told
-    assert h.step().removed_req_ids == {"a", "b"}
+    assert h.step().removed_req_ids == {"2:a", "b"}
     assert not h.scheduler.has_requests() and not h.runner.batch
     assert h.finish_reason("a") is None
 
