@@ -28,6 +28,7 @@ from ..protocol.sockets import (
     make_curve_keys,
     receive_frames,
 )
+from ..protocol.user_classes import pickles_for_core, user_main
 from .addresses import ENGINE_INDEX, ClientAddresses
 from .attached import AttachedCore
 from .doorkeeper import Doorkeeper
@@ -60,7 +61,7 @@ class CoreLink:
         as another client of a core that runs.
 
         Raises what `CoreProcess` raises, OSError where there is no room for sockets, ValueError for a `core_address`
-        that is none of this machine or is to serve several clients.
+        that is none of this machine or is to serve several clients, or for a class that a core cannot find.
         """
         self.dead_cause: str | None = None
         self.was_killed = False  # by SIGKILL, not by us
@@ -74,6 +75,7 @@ class CoreLink:
         core_address = vllm_config.parallel_config.core_address
         if core_address is not None and (client_count > 1 or client_addresses is not None):
             raise ValueError(f"core_address is {core_address!r}; a core with several clients has unix sockets only")
+        pickled_classes = pickles_for_core(vllm_config.model_config.logits_processors)
         _require_file_descriptors()
         self.addresses = client_addresses or ClientAddresses(
             socket_dir=make_socket_dir(), output_token=secrets.token_bytes(TOKEN_BYTES)
@@ -97,6 +99,8 @@ class CoreLink:
                     executor_class=executor_class,
                     log_stats=log_stats,
                     curve_keys=core_keys,
+                    user_main=user_main(),
+                    pickled_classes=pickled_classes,
                 )
                 self.process = CoreProcess(init)
             else:

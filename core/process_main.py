@@ -21,6 +21,7 @@ import psutil
 from ..protocol import envs
 from ..protocol.channel import Channel
 from ..protocol.outputs import HandshakeFailed, HandshakeHello, HandshakeInit
+from ..protocol.user_classes import accept_user_code
 
 logger = logging.getLogger("corespan.core")
 
@@ -41,6 +42,7 @@ def main(channel_fd: int, parent_pid: int) -> None:
         _configure_logging()
         stacks = open(os.path.join(init.socket_dir, STACKS_FILE), "wb")  # stays open for faulthandler
         faulthandler.enable(stacks)
+        accept_user_code(init.user_main, init.pickled_classes)
         from .engine_core_proc import EngineCoreProc
 
         core = EngineCoreProc(init, stacks)

@@ -32,6 +32,7 @@ from ..protocol.param_checks import (
     is_plain_dict,
     reject,
 )
+from ..protocol.user_classes import end_script_at_engine, path_of
 from .hub import DEFAULT_MODEL
 from .model_source import ModelFiles, resolve_model
 
@@ -40,6 +41,9 @@ AUTO = -1
 
 DEFAULT_EXECUTOR_CLASS = f"{__name__.partition('.')[0]}.core.executor.uniproc_executor:UniProcExecutor"
 """Named, not imported: the user's process never loads it where the core has one of its own."""
+
+PROCESSOR_GROUPS = ("corespan.logits_processors", "vllm.logits_processors")
+"""Entry points of installed packages under which logits processors are found; every engine has those."""
 
 Dtype = Literal["bfloat16", "float16", "float32"]
 Quantization = Literal["int8", "gguf"]
@@ -142,6 +146,7 @@ class EngineArgs:
 
         Raises ValueError naming field, value and legal range; FileNotFoundError for a model path that does not exist.
         """
+        end_script_at_engine()
         self._check_types()
         self._check_choices()
         needs_tokenizer = not self.skip_tokenizer_init and self.tokenizer is None
@@ -213,7 +218,7 @@ class EngineArgs:
         )
 
     def _logits_processors(self) -> list[str]:
-        """Import paths: the core, in a process of its own, imports what it is given."""
+        """Import paths, of those that installed packages offer as entry points too."""
         given = [] if self.logits_processors is None else self.logits_processors
         if (
             isinstance(given, str)
@@ -221,7 +226,8 @@ class EngineArgs:
             or not all(isinstance(each, (str, type)) for each in given)
         ):
             reject("logits_processors", given, "a list of classes or of 'package.module:Class'")
-        return [each if isinstance(each, str) else f"{each.__module__}:{each.__qualname__}" for each in given]
+        named = [each if isinstance(each, str) else path_of(each) for each in given]
+        return list(dict.fromkeys([*_installed_processors(), *named]))
 
     def _tokenizer_folder(self, files: ModelFiles) -> str | None:
         if self.skip_tokenizer_init:
@@ -317,6 +323,13 @@ class AsyncEngineArgs(EngineArgs):
     def _check_types(self) -> None:
         super()._check_types()
         as_bool("enable_log_requests", self.enable_log_requests)
+
+
+def _installed_processors() -> list[str]:
+    from importlib.metadata import entry_points
+
+    points = entry_points()
+    return [point.value for group in PROCESSOR_GROUPS for point in points.select(group=group)]
 
 
 def parse_max_model_len(value: int | str | None) -> int | None:

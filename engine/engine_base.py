@@ -6,6 +6,7 @@ from ..client.base import EngineCoreClient
 from ..protocol.config import ModelConfig, VllmConfig
 from ..protocol.param_checks import reject_type
 from ..protocol.params import SamplingParams
+from ..protocol.user_classes import end_script_at_engine
 from .controls import EngineControls
 from .generation_defaults import default_sampling_params
 from .input_processor import InputProcessor
@@ -31,6 +32,7 @@ class EngineBase(EngineControls):
 
         `stat_loggers` get statistics even with `log_stats` off, which stands for the default loggers then.
         """
+        end_script_at_engine()
         if not isinstance(stat_loggers, Sequence) or not all(map(callable, stat_loggers)):
             reject_type("stat_loggers", stat_loggers, "a sequence of classes, each a StatLoggerBase")
         configure_logging()

@@ -161,20 +161,20 @@ def _encode_function(function: object) -> msgspec.msgpack.Ext:
             "a function cannot cross between shell and core; pass a method's name, or set "
             "VLLM_ALLOW_INSECURE_SERIALIZATION=1 if you trust everyone who can reach the engine's sockets"
         )
-    return msgspec.msgpack.Ext(EXT_FUNCTION, _cloudpickle().dumps(function))
+    return msgspec.msgpack.Ext(EXT_FUNCTION, cloudpickle().dumps(function))
 
 
 def _decode_function(payload: memoryview) -> object:
     if not envs.VLLM_ALLOW_INSECURE_SERIALIZATION:
         raise ProtocolError("a pickled function, which VLLM_ALLOW_INSECURE_SERIALIZATION=1 would allow")
     try:
-        return _cloudpickle().loads(payload)
+        return cloudpickle().loads(payload)
     except Exception as error:  # unpickling can raise anything
         raise ProtocolError(f"a function that does not unpickle: {error}") from error
 
 
-def _cloudpickle() -> Any:
+def cloudpickle() -> Any:
     try:
         return importlib.import_module("cloudpickle")
     except ImportError as error:
-        raise TypeError("sending functions to the core needs the package cloudpickle") from error
+        raise TypeError("sending functions and classes to the core needs the package cloudpickle") from error

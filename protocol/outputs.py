@@ -5,6 +5,8 @@ import enum
 import msgspec
 import numpy as np
 
+from .user_classes import UserMain
+
 
 class FinishReason(enum.IntEnum):
     """Why a request ended. The name in lower case is what users see."""
@@ -139,7 +141,7 @@ class HandshakeInit(msgspec.Struct, tag="INIT"):
 
     `socket_dir` holds the ipc sockets; a core that outlives its parent removes it. `output_token` is known to this core
     and its clients only: every message of outputs begins with it (see `OutputSeal`). `curve_keys` go with addresses
-    that are TCP.
+    that are TCP. `user_main` and `pickled_classes` are where to find classes of the user's (see `user_classes`).
     """
 
     config: bytes  # VllmConfig, msgpack
@@ -151,6 +153,8 @@ class HandshakeInit(msgspec.Struct, tag="INIT"):
     executor_class: str  # "package.module:Class"
     log_stats: bool
     curve_keys: CurveKeys | None = None
+    user_main: UserMain | None = None
+    pickled_classes: dict[str, bytes] = {}
 
 
 class HandshakeReady(msgspec.Struct, tag="READY"):

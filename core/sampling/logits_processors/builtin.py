@@ -6,15 +6,14 @@ Built by `SamplingBatch`. Each keeps state only for the rows that use it, and to
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic
 
 import numpy as np
 import torch
 
 from ....protocol.config import VllmConfig
-from .interface import AddedRequest, BatchUpdate, LogitsProcessor, MoveDirectionality
-
-State = TypeVar("State")
+from .interface import AddedRequest, BatchUpdate, LogitsProcessor
+from .row_states import State, follow_batch
 
 _NEG_INF = float("-inf")
 _LARGEST = float(np.finfo(np.float32).max)
@@ -39,17 +38,7 @@ class RowStateProcessor(LogitsProcessor, Generic[State]):
         """The state for a new request, None if it does not use this processor."""
 
     def update_state(self, batch_update: BatchUpdate | None) -> None:
-        if batch_update is None:
-            return
-        for row in batch_update.removed:
-            self.rows.pop(row, None)
-        for request in batch_update.added:
-            self._place(request.row, self.state_of(request))
-        for source, target, direction in batch_update.moved:
-            moved, displaced = self.rows.pop(source, None), self.rows.pop(target, None)
-            self._place(target, moved)
-            if direction is MoveDirectionality.SWAP:
-                self._place(source, displaced)
+        follow_batch(self.rows, batch_update, self.state_of)
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
         self.apply_to_lines(logits, {row: row for row in self.rows})
@@ -61,11 +50,6 @@ class RowStateProcessor(LogitsProcessor, Generic[State]):
 
     def _lines(self, line_of: dict[int, int]) -> list[tuple[int, State]]:
         return [(line_of[row], state) for row, state in self.rows.items() if row in line_of]
-
-    def _place(self, row: int, state: State | None) -> None:
-        self.rows.pop(row, None)
-        if state is not None:
-            self.rows[row] = state
 
 
 class AllowedTokensProcessor(RowStateProcessor[torch.Tensor]):

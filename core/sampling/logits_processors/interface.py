@@ -1,14 +1,14 @@
 """The interface of logits processors: code that changes the logits of a whole batch before a token is drawn.
 
-To add one, subclass `LogitsProcessor` in an importable module and name it to the engine as "package.module:Class". The
-core builds one instance for the whole engine, tells it which request sits in which row, and calls it once per step.
-Requests reach it with their parameters: `SamplingParams.extra_args` is free for a processor's own settings.
+To add one, subclass `LogitsProcessor` at the top level of a module or of the script, and hand the class, or its path
+"package.module:Class", to the engine. The core builds one instance for the whole engine, tells it which request sits in
+which row, and calls it once per step. Requests reach it with their parameters: `SamplingParams.extra_args` is free for
+a processor's own settings.
 
 The shell imports the class too, for `validate_params`; this module loads no torch, and a processor's need not either.
 """
 
 import enum
-import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ....protocol.config import VllmConfig
 from ....protocol.params import SamplingParams
+from ....protocol.user_classes import find_class
 
 if TYPE_CHECKING:
     import torch
@@ -103,7 +104,7 @@ def load_class(path: str) -> type[LogitsProcessor]:
     if not (module_name and separator and class_name):
         raise ValueError(f"logits processor {path!r}: write it as 'package.module:Class'")
     try:
-        loaded = getattr(importlib.import_module(module_name), class_name)
+        loaded = find_class(path)
     except (ImportError, AttributeError) as error:
         raise ValueError(f"logits processor {path!r} cannot be imported: {error}") from error
     if not (isinstance(loaded, type) and issubclass(loaded, LogitsProcessor)):
