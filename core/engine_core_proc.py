@@ -78,8 +78,12 @@ class EngineCoreProc(EngineCore):
         )
 
     def request_shutdown(self, drain_timeout: float) -> None:
-        """Leave once everything in flight is done, or after `drain_timeout` seconds. Callable from any thread."""
-        self._shutdown_deadline = time.monotonic() + drain_timeout
+        """Leave once everything in flight is done, or after `drain_timeout` seconds. Callable from any thread.
+
+        Asked again, it leaves no later than it would have: a signal that is sent twice does not begin the drain anew.
+        """
+        deadline = time.monotonic() + drain_timeout
+        self._shutdown_deadline = min(deadline, self._shutdown_deadline or deadline)
         self.input_queue.put((EngineCoreRequestType.WAKEUP, None))
 
     def run(self) -> Exception | None:
