@@ -5,8 +5,6 @@
 """
 
 import hashlib
-import json
-import os
 import re
 import shutil
 import tempfile
@@ -17,6 +15,7 @@ from typing import Any
 from . import hub
 from .gguf_metadata import generation_config_from_gguf, hf_config_from_gguf, read_metadata
 from .gguf_tokenizer import convert_gguf_tokenizer
+from .json_files import read_json, write_json
 
 CONVERSION_VERSION = 1
 """Raised whenever what is written for a GGUF file changes, so that older conversions are not read."""
@@ -48,8 +47,8 @@ def resolve_model(name: str, revision: str | None = None, with_tokenizer: bool =
     tokenizer = str(path) if any((path / file).is_file() for file in TOKENIZER_FILES) else None
     return ModelFiles(
         path=str(path),
-        hf_config=_read_json(path / "config.json"),
-        generation_config=_read_json(path / "generation_config.json") if _has(path, "generation_config.json") else {},
+        hf_config=read_json(path / "config.json"),
+        generation_config=read_json(path / "generation_config.json") if _has(path, "generation_config.json") else {},
         tokenizer_dir=tokenizer,
     )
 
@@ -87,8 +86,8 @@ def _gguf_files(path: Path, with_tokenizer: bool) -> ModelFiles:
         _convert(path, folder, with_tokenizer)
     return ModelFiles(
         path=str(path),
-        hf_config=_read_json(folder / "config.json"),
-        generation_config=_read_json(folder / "generation_config.json"),
+        hf_config=read_json(folder / "config.json"),
+        generation_config=read_json(folder / "generation_config.json"),
         tokenizer_dir=str(folder) if _has(folder, "tokenizer.json") else None,
     )
 
@@ -113,8 +112,8 @@ def _convert(path: Path, folder: Path, with_tokenizer: bool) -> None:
             "set CORESPAN_CACHE to a folder that can be written"
         ) from error
     try:
-        _write_json(staging / "config.json", hf_config_from_gguf(metadata))
-        _write_json(staging / "generation_config.json", generation_config_from_gguf(metadata))
+        write_json(staging / "config.json", hf_config_from_gguf(metadata))
+        write_json(staging / "generation_config.json", generation_config_from_gguf(metadata))
         if with_tokenizer and "tokenizer.ggml.model" in metadata:
             convert_gguf_tokenizer(path, staging)
         try:
@@ -128,17 +127,3 @@ def _convert(path: Path, folder: Path, with_tokenizer: bool) -> None:
 
 def _has(folder: Path, name: str) -> bool:
     return (folder / name).is_file()
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} must hold a JSON object, not {type(content).__name__}")
-    return content
-
-
-def _write_json(path: Path, content: dict[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=2) + os.linesep, encoding="utf-8")

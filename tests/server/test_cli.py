@@ -39,8 +39,8 @@ class ScriptedEngine:
     def get_tokenizer(self) -> "ScriptedEngine":
         return self
 
-    def apply_chat_template(self, messages: list[dict[str, str]], add_generation_prompt: bool) -> str:
-        assert add_generation_prompt
+    def apply_chat_template(self, messages: list[dict[str, str]], add_generation_prompt: bool, tokenize: bool) -> str:
+        assert add_generation_prompt and not tokenize
         return "".join(f"<{message['role']}>{message['content']}" for message in messages)
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
