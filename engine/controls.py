@@ -19,6 +19,10 @@ class EngineControls:
         """True when the cache is empty now; False when blocks are in use and running requests may not be preempted."""
         return self.engine_core.reset_prefix_cache(reset_running_requests)
 
+    def reset_mm_cache(self) -> Any:
+        """Nothing to do: prompts are text, and no images or sounds are cached."""
+        return None
+
     def is_sleeping(self) -> Any:
         return self.engine_core.is_sleeping()
 

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from os import PathLike
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from ..client.base import EngineCoreClient, PauseMode
 from ..protocol.config import ModelConfig
@@ -13,6 +13,7 @@ from ..protocol.params import BeamSearchParams, RequestOutputKind, SamplingParam
 from .controls import EngineControls
 from .conversation import to_conversation_list
 from .engine_args import EngineArgs, UsageContext
+from .engine_options import EngineOptions, showing_engine_options
 from .input_processor import refuse_lora
 from .llm_engine import LLMEngine
 from .metrics.loggers import StatLoggerFactory
@@ -33,8 +34,13 @@ class LLM(EngineControls):
     VLLM_ENABLE_V1_MULTIPROCESSING=0. Statistics are off unless `disable_log_stats=False` or `stat_loggers` are given.
     """
 
+    @showing_engine_options(disable_log_stats=True)
     def __init__(
-        self, model: str | PathLike[str], *, stat_loggers: Sequence[StatLoggerFactory] = (), **engine_args: Any
+        self,
+        model: str | PathLike[str],
+        *,
+        stat_loggers: Sequence[StatLoggerFactory] = (),
+        **engine_args: Unpack[EngineOptions],
     ) -> None:
         engine_args.setdefault("disable_log_stats", True)
         self.llm_engine = LLMEngine.from_engine_args(
@@ -55,6 +61,10 @@ class LLM(EngineControls):
     @property
     def model_config(self) -> ModelConfig:
         return self.llm_engine.model_config
+
+    def get_world_size(self, include_dp: bool = True) -> int:
+        """How many workers there are: one."""
+        return self.llm_engine.vllm_config.parallel_config.world_size
 
     def get_tokenizer(self) -> Tokenizer:
         """Raises ValueError for an engine that runs on token ids alone."""

@@ -209,6 +209,14 @@ class LLMEngine(EngineBase):
             raise RuntimeError(NO_STATISTICS)
         return self.logger_manager.get_metrics()
 
+    def is_tracing_enabled(self) -> bool:
+        return self.tracer is not None
+
+    def do_log_stats_with_interval(self) -> None:
+        """Writes the line of statistics if VLLM_LOG_STATS_INTERVAL has passed since the last; `step` does so too."""
+        if self.logger_manager is not None:
+            self.logger_manager.log_if_due()
+
     def do_log_stats(self) -> None:
         """Writes the line of statistics now."""
         if self.logger_manager is not None:
