@@ -224,6 +224,7 @@ class AsyncLLM(EngineBase):
 
         Whoever waits for one of them gets a last output with finish_reason "abort".
         """
+        self._output_handler.require_own_loop()
         iteration_stats = IterationStats() if self.log_stats else None
         aborted = self.output_processor.abort_requests(request_id, internal, iteration_stats)
         if self.logger_manager is not None:

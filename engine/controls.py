@@ -5,10 +5,13 @@ from typing import Any
 
 from ..client.base import EngineCoreClient
 from ..protocol.param_checks import reject
+from .ownership import OwnedByProcess
 
 
-class EngineControls:
-    """Values from the sync engines, awaitables from `AsyncLLM`: as the client's utilities are."""
+class EngineControls(OwnedByProcess):
+    """Values from the sync engines, awaitables from `AsyncLLM`: as the client's utilities are. All go straight to the
+    core, from any thread, and wait for no other call.
+    """
 
     engine_core: EngineCoreClient
 
