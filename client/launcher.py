@@ -35,6 +35,7 @@ from ..protocol.outputs import (
 from .child import ChildProcess
 from .cores import available_cores
 from .failures import rebuild_exception
+from .interpreter import interpreter
 
 logger = logging.getLogger("corespan.client")
 
@@ -51,10 +52,10 @@ _SECRET_WORDS = frozenset(
 )
 _URL_WITH_PASSWORD = re.compile(r"://[^/\s:@]*:[^/\s@]+@")
 _ROOT_PACKAGE = __package__.rpartition(".")[0]
-_BOOTSTRAP = (
-    f"import sys; sys.path[:] = sys.argv[3:]; from {_ROOT_PACKAGE}.core.process_main import main; "
-    "main(int(sys.argv[1]), int(sys.argv[2]))"
-)
+_MAIN = f"from {_ROOT_PACKAGE}.core.process_main import main; main(int(sys.argv[1]), int(sys.argv[2]))"
+_BOOTSTRAP = f"import sys; sys.path[:] = sys.argv[3:]; {_MAIN}"
+_BOOTSTRAP_ELSEWHERE = f"import sys; sys.path += sys.argv[3:]; {_MAIN}"
+"""In another interpreter than this process's, whose own packages go first."""
 
 
 class CoreProcess:
@@ -63,9 +64,12 @@ class CoreProcess:
     def __init__(self, init: HandshakeInit) -> None:
         """Returns when the model is loaded.
 
-        Raises what the core's start raised, with the core's traceback as a note; RuntimeError when the core vanished;
-        TimeoutError after VLLM_ENGINE_READY_TIMEOUT_S; ProtocolError for words that make no sense.
+        Raises what the core's start raised, with the core's traceback as a note; RuntimeError when the core vanished or
+        there is no interpreter to run it; TimeoutError after VLLM_ENGINE_READY_TIMEOUT_S; ProtocolError for words that
+        make no sense.
         """
+        python = interpreter()
+        bootstrap = _BOOTSTRAP if python == sys.executable else _BOOTSTRAP_ELSEWHERE
         self.owner_pid = os.getpid()
         self._socket_dir = init.socket_dir
         self._last_words: HandshakeFailed | HandshakeLeaving | None = None
@@ -75,7 +79,7 @@ class CoreProcess:
         with core_end:
             self._process = ChildProcess(
                 subprocess.Popen(
-                    [sys.executable, "-c", _BOOTSTRAP, str(core_end.fileno()), str(self.owner_pid), *sys.path],
+                    [python, "-c", bootstrap, str(core_end.fileno()), str(self.owner_pid), *sys.path],
                     stdin=subprocess.DEVNULL,
                     pass_fds=[core_end.fileno()],
                     env=_core_environment(),

