@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from ..protocol.config import VllmConfig
-from ..protocol.errors import EngineDeadError
+from ..protocol.errors import EngineDeadError, may_be_ctrl_c
 from ..protocol.outputs import EngineCoreOutputs
 from ..protocol.requests import EngineCoreRequest
 from .base import SyncEngineCoreClient
@@ -91,7 +91,9 @@ class InprocClient(SyncEngineCoreClient):
             outputs, _ = self.engine_core.step()
             if not self.engine_core.has_work():
                 self.engine_core.run_idle_actions()
-        except Exception as error:
+        except BaseException as error:
+            if may_be_ctrl_c(error):
+                raise
             self._dead_cause = traceback.format_exc()
             self._finalizer()
             raise self.dead_error() from error

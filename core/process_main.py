@@ -21,6 +21,7 @@ import psutil
 
 from ..protocol import envs
 from ..protocol.channel import Channel
+from ..protocol.errors import text_of
 from ..protocol.outputs import HandshakeFailed, HandshakeHello, HandshakeInit, HandshakeLeaving
 from ..protocol.user_classes import accept_user_code
 
@@ -62,7 +63,7 @@ def main(channel_fd: int, parent_pid: int) -> None:
 
 
 def failure(error: BaseException) -> HandshakeFailed:
-    return HandshakeFailed(type(error).__name__, str(error), "".join(traceback.format_exception(error)))
+    return HandshakeFailed(type(error).__name__, text_of(error), "".join(traceback.format_exception(error)))
 
 
 class ParentWatch(threading.Thread):

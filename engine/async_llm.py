@@ -12,7 +12,7 @@ from ..client.addresses import ClientAddresses
 from ..client.async_mp import AsyncMPClient, make_async_mp_client
 from ..client.base import PauseMode
 from ..protocol.config import VllmConfig
-from ..protocol.errors import EngineDeadError, EngineGenerateError
+from ..protocol.errors import EngineDeadError, EngineGenerateError, raised_in, text_of
 from ..protocol.param_checks import as_seconds, reject
 from ..protocol.params import SamplingParams
 from ..protocol.requests import EngineCoreRequest
@@ -163,7 +163,7 @@ class AsyncLLM(EngineBase):
         except (EngineDeadError, EngineGenerateError):
             raise
         except Exception as error:
-            raise EngineGenerateError(f"request {request_id!r} failed: {error}") from error
+            raise EngineGenerateError(f"request {request_id!r} failed: {text_of(error)}") from error
         finally:
             collector.close()
             if not finished:
@@ -279,7 +279,7 @@ class AsyncLLM(EngineBase):
         """A new exception that says why."""
         failure = self._output_handler.failure
         if failure is not None and not isinstance(failure, EngineDeadError):
-            return EngineDeadError(f"the output handler failed: {failure!r}")
+            return EngineDeadError(raised_in("the output handler", failure))
         return self.engine_core.dead_error()
 
     async def check_health(self) -> None:

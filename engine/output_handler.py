@@ -8,7 +8,7 @@ import threading
 
 from ..client.base import AsyncEngineCoreClient
 from ..protocol import envs
-from ..protocol.errors import EngineDeadError
+from ..protocol.errors import EngineDeadError, as_error_of
 from ..protocol.outputs import EngineCoreOutputs, SchedulerStats
 from .metrics.loggers import StatLoggerManager
 from .metrics.stats import IterationStats
@@ -54,7 +54,10 @@ class OutputHandler:
         try:
             while True:
                 await self._handle(await self._engine_core.get_output_async())
-        except Exception as error:
+        except (asyncio.CancelledError, GeneratorExit):
+            raise  # the loop ends
+        except BaseException as failure:
+            error = as_error_of("the output handler", failure)
             if not isinstance(error, EngineDeadError):
                 logger.exception("The output handler failed")
             self.failure = error
