@@ -10,7 +10,7 @@ from setuptools import Extension, find_packages, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 
-ROOMS = ("protocol", "client", "core", "engine", "server")
+ROOMS = ("protocol", "client", "core", "engine", "vllm", "server")
 KERNELS = Path("core/kernels")
 source_hash = runpy.run_path(str(KERNELS / "source_hash.py"))["source_hash"]
 

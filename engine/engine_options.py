@@ -20,10 +20,14 @@ class NeutralOptions(TypedDict, total=False):
 
     runner: object
     convert: object
+    task: object
+    override_pooler_config: object
     pooler_config: object
     tokenizer_mode: object
     config_format: object
     hf_config_path: object
+    rope_scaling: object
+    rope_theta: object
     hf_token: object
     code_revision: object
     load_format: object
@@ -31,6 +35,7 @@ class NeutralOptions(TypedDict, total=False):
     ignore_patterns: object
     model_loader_extra_config: object
     safetensors_load_strategy: object
+    pt_load_map_location: object
     use_tqdm_on_load: object
     model_impl: object
     device: object
@@ -78,6 +83,9 @@ class NeutralOptions(TypedDict, total=False):
     enable_return_routed_experts: object
     enable_dbo: object
     ubatch_size: object
+    dbo_decode_token_threshold: object
+    dbo_prefill_token_threshold: object
+    num_redundant_experts: object
     kv_cache_dtype: object
     calculate_kv_scales: object
     prefix_caching_hash_algo: object
@@ -101,6 +109,10 @@ class NeutralOptions(TypedDict, total=False):
     async_scheduling: object
     max_num_partial_prefills: object
     max_long_partial_prefills: object
+    num_scheduler_steps: object
+    preemption_mode: object
+    use_v2_block_manager: object
+    disable_chunked_mm_input: object
     disable_hybrid_kv_cache_manager: object
     scheduler_reserve_full_isl: object
     watermark: object
@@ -123,16 +135,25 @@ class NeutralOptions(TypedDict, total=False):
     max_lora_rank: object
     max_cpu_loras: object
     lora_dtype: object
+    lora_extra_vocab_size: object
+    enable_tower_connector_lora: object
+    specialize_active_lora: object
     fully_sharded_loras: object
     default_mm_loras: object
     limit_mm_per_prompt: object
     mm_processor_kwargs: object
     mm_processor_cache_gb: object
+    mm_processor_cache_type: object
+    mm_shm_cache_max_object_size_mb: object
+    mm_encoder_tp_mode: object
+    mm_encoder_attn_backend: object
+    mm_encoder_only: object
     media_io_kwargs: object
     skip_mm_profiling: object
     language_model_only: object
     interleave_mm_strings: object
     enable_mm_embeds: object
+    tokens_only: object
     video_pruning_rate: object
     allowed_local_media_path: object
     allowed_media_domains: object
