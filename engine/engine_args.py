@@ -254,7 +254,7 @@ class EngineArgs(NeutralArgs):
             return None
         if self.tokenizer is None:
             return files.tokenizer_dir
-        if (folder := Path(self.tokenizer).expanduser()).is_dir():
+        if (folder := Path(os.path.expanduser(self.tokenizer))).is_dir():
             return str(folder.resolve())
         return resolve_model(os.fspath(self.tokenizer), self.tokenizer_revision).tokenizer_dir
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from .. import __version__
-from ..engine.hub import DEFAULT_MODEL, SHORT_NAMES, ModelFetchError, pull
+from ..engine.hub import DEFAULT_MODEL, SHORT_NAMES, ModelFetchError
 from ..protocol.errors import EngineDeadError
 
 if TYPE_CHECKING:
@@ -112,8 +112,12 @@ def _add_sampling_options(command: argparse.ArgumentParser, temperature: float, 
 
 
 def run_pull(options: argparse.Namespace) -> int:
-    """Fetches a model: a short name into corespan's cache, a hub id into the hub client's. Prints where it lies."""
-    print(pull(options.model, options.revision))
+    """Fetches a model: a short name into corespan's cache, a hub id into the hub client's. Prints where it lies.
+
+    What is there already is checked, and fetched again where it is damaged."""
+    from ..engine.model_source import fetch_model
+
+    print(fetch_model(options.model, options.revision))
     return 0
 
 

@@ -109,6 +109,7 @@ class TestPull:
         monkeypatch.setenv("CORESPAN_CACHE", str(tmp_path))
         folder = tmp_path / "models" / hub.DEFAULT_MODEL
         folder.mkdir(parents=True)
+        (folder / "config.json").write_text("{}")
 
         assert cli.main(["pull"]) == 0
         assert capsys.readouterr().out == f"{folder}\n"
