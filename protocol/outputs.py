@@ -178,8 +178,4 @@ class HandshakeFailed(msgspec.Struct, tag="FAILED"):
     traceback: str
 
 
-class HandshakeLeaving(msgspec.Struct, tag="LEAVING"):
-    """core -> launcher: it exits as it was told to; its clients have been sent the last of what is theirs."""
-
-
-HandshakeMessage = HandshakeHello | HandshakeInit | HandshakeReady | HandshakeFailed | HandshakeLeaving
+HandshakeMessage = HandshakeHello | HandshakeInit | HandshakeReady | HandshakeFailed

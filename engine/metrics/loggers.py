@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from ...protocol import envs
 from ...protocol.config import VllmConfig
-from ...protocol.errors import may_be_ctrl_c
 from ...protocol.outputs import PrefixCacheStats, SchedulerStats
 from .stats import IterationStats
 
@@ -103,9 +102,7 @@ class StatLoggerManager:
         for stat_logger in tuple(self.loggers):
             try:
                 tell(stat_logger)
-            except BaseException as error:  # a logger of the user's can raise anything
-                if may_be_ctrl_c(error):
-                    raise
+            except Exception:  # a logger of the user's can raise anything
                 logger.exception("%s failed and is told nothing more", type(stat_logger).__name__)
                 self.loggers.remove(stat_logger)
 

@@ -60,8 +60,7 @@ def test_a_processor_sees_a_line_for_every_row_and_the_vocabulary_unpadded() -> 
     for row in (0, 4):
         loop.add(row, new_request(multiples_of(3)))
     loop.step([4])
-    processor = loop.batch.processors[-1].processor
-    assert isinstance(processor, OnlyMultiplesProcessor)
+    processor = next(p for p in loop.batch.processors if isinstance(p, OnlyMultiplesProcessor))
     assert processor.shapes == [(5, VOCAB)]
 
 

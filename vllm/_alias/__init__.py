@@ -1,1 +1,0 @@
-"""A folder for `sys.path`: `import vllm` finds vllm.py there."""
