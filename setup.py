@@ -3,14 +3,16 @@
 Everything else about the distribution is in pyproject.toml.
 """
 
+import runpy
 from pathlib import Path
 
 from setuptools import Extension, find_packages, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 
-ROOMS = ("protocol", "client", "core", "engine", "server")
+ROOMS = ("protocol", "client", "core", "engine", "vllm", "server")
 KERNELS = Path("core/kernels")
+source_hash = runpy.run_path(str(KERNELS / "source_hash.py"))["source_hash"]
 
 
 class BuildPy(build_py):
@@ -38,6 +40,7 @@ def native_extensions():
             "corespan.core.kernels._native",
             sources=sources,
             depends=sorted(str(path) for path in KERNELS.rglob("*.h")),
+            define_macros=[("CORESPAN_SOURCE_HASH", str(source_hash(KERNELS / "csrc")))],
             extra_compile_args=["-std=c++17", "-O3", "-fwrapv", "-g0", "-fopenmp", "-fvisibility=hidden"],
             extra_link_args=["-fopenmp"],
             optional=True,

@@ -85,7 +85,8 @@ class AsyncMPClient(AsyncEngineCoreClient):
         `get_output_async`; then waiters wake with EngineDeadError.
         """
         self._inbox.close(self._drain_seconds(timeout))
-        self._finalizer.detach()
+        if self._supervisor.link.released:  # else a busy event loop has still to let go of the sockets
+            self._finalizer.detach()
 
 
 def make_async_mp_client(

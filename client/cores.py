@@ -3,10 +3,8 @@
 import os
 import sys
 from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
 
-_OWN_GROUPS = Path("/proc/self/cgroup")
-_GROUPS = Path("/sys/fs/cgroup")
+from ..protocol.control_groups import own_groups, read
 
 
 def available_cores() -> int:
@@ -26,32 +24,10 @@ def limit_torch_threads() -> None:
 
 
 def _quotas() -> Iterator[float]:
-    """In cores, of every control group that sets one; within a container the outer groups are out of sight."""
-    try:
-        lines = _OWN_GROUPS.read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        own = PurePosixPath(path.lstrip("/"))
-        if not controllers:
-            folders = [_GROUPS / group for group in (own, *own.parents)]
-            texts = [_read(folder / "cpu.max") for folder in folders]
-        elif "cpu" in controllers.split(","):
-            folders = [_GROUPS / "cpu" / group for group in (own, *own.parents)]
-            texts = [
-                f"{_read(folder / 'cpu.cfs_quota_us')} {_read(folder / 'cpu.cfs_period_us')}" for folder in folders
-            ]
-        else:
-            continue
-        for text in texts:
-            quota, _, period = text.strip().partition(" ")
-            if quota.isdigit() and period.isdigit():  # not "max", -1 or nothing
-                yield int(quota) / int(period)
-
-
-def _read(file: Path) -> str:
-    try:
-        return file.read_text().strip()
-    except OSError:
-        return ""
+    """In cores, of every control group that sets one."""
+    for group in own_groups("cpu"):
+        version_2 = read(group / "cpu.max")
+        version_1 = f"{read(group / 'cpu.cfs_quota_us')} {read(group / 'cpu.cfs_period_us')}"
+        quota, _, period = (version_2 or version_1).partition(" ")
+        if quota.isdigit() and period.isdigit():  # not "max", -1 or nothing
+            yield int(quota) / int(period)

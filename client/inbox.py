@@ -75,7 +75,7 @@ class Inbox:
             self._answers.clear()
             self._loop = loop
         link = self._supervisor.link
-        if link is not self._link and not self._reviving:
+        if link is not self._link and not self._reviving and not link.released:
             self._watch(loop, link)
 
     def _watch(self, loop: asyncio.AbstractEventLoop, link: CoreLink) -> None:
@@ -89,7 +89,7 @@ class Inbox:
 
     def _detach(self) -> None:
         link, self._link = self._link, None
-        if link is None or self._loop is None or self._loop.is_closed() or link.released:
+        if link is None or self._loop is None or self._loop.is_closed():
             return
         self._loop.remove_reader(link.output_fd)
         self._loop.remove_reader(link.process.channel.fileno())
@@ -175,16 +175,20 @@ class Inbox:
             return
         last_outputs = self._supervisor.stop(drain_timeout)
         self._in_loop(lambda: self._let_go(last_outputs))
-        self._supervisor.release()
 
     def _let_go(self, last_outputs: list[EngineCoreOutputs]) -> None:
+        """The sockets are closed only once the loop does not watch them: others may get their descriptors."""
         self._outputs.extend(last_outputs)
         self._detach()
+        self._supervisor.release()
         self._fail_answers(self._supervisor.dead_error())
         self._wake_waiters()
 
     def _in_loop(self, action: Callable[[], None]) -> None:
-        """Runs `action` in the loop's thread if the loop runs in another one, else here."""
+        """Runs `action` in the loop's thread if the loop runs in another one, else here.
+
+        Where the loop is busy it happens later; where it stops before, whenever this is asked for again.
+        """
         loop = self._loop
         if loop is None or not loop.is_running() or loop is _running_loop():
             action()

@@ -1,23 +1,31 @@
 """The client for a core in the same process: calls instead of messages."""
 
+import os
 import traceback
 import weakref
 from collections import deque
 from concurrent.futures import Future
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..protocol.config import VllmConfig
-from ..protocol.errors import EngineDeadError
+from ..protocol.errors import EngineDeadError, may_be_ctrl_c
 from ..protocol.outputs import EngineCoreOutputs
 from ..protocol.requests import EngineCoreRequest
 from .base import SyncEngineCoreClient
 from .cores import limit_torch_threads
+from .fair_lock import FairLock
+
+if TYPE_CHECKING:
+    from ..core.engine_core import EngineCore
 
 
 class InprocClient(SyncEngineCoreClient):
-    """`engine_core` is the core itself. A step that fails ends it, as it would end a process."""
+    """`engine_core` is the core itself. A step that fails ends it, as it would end a process. Usable from several
+    threads, which take turns.
+    """
 
     def __init__(self, vllm_config: VllmConfig, executor_class: str, log_stats: bool) -> None:
+        self._turns = FairLock()
         limit_torch_threads()
         from ..core.engine_core import EngineCore
 
@@ -28,32 +36,36 @@ class InprocClient(SyncEngineCoreClient):
         )
         self.vllm_config = self.engine_core.vllm_config
         self._dead_cause: str | None = None
-        self._finalizer = weakref.finalize(self, self.engine_core.shutdown)
+        self._finalizer = weakref.finalize(self, _shut_down, self.engine_core, os.getpid())
 
     def get_output(self) -> EngineCoreOutputs:
         """What is ready already, else what one step gives; empty outputs when that is nothing."""
-        self._ensure_alive()
-        if not self._pending:
-            self._step()
-        return self._pending.popleft() if self._pending else EngineCoreOutputs()
+        with self._turns:
+            self._ensure_alive()
+            if not self._pending:
+                self._step()
+            return self._pending.popleft() if self._pending else EngineCoreOutputs()
 
     def add_request(self, request: EngineCoreRequest) -> None:
         """Raises ValueError, too, for an id that is in flight."""
-        self._ensure_alive()
-        self.engine_core.add_request(request)
+        with self._turns:
+            self._ensure_alive()
+            self.engine_core.add_request(request)
 
     def abort_requests(self, request_ids: list[str]) -> None:
-        if request_ids and not self.engine_dead:
-            self.engine_core.abort_requests(request_ids)
+        with self._turns:
+            if request_ids and not self.engine_dead:
+                self.engine_core.abort_requests(request_ids)
 
     def call_utility(self, method: str, *args: object) -> Any:
-        self._ensure_alive()
-        result = self.engine_core.call_utility(method, args)
-        if isinstance(result, Future):
-            while not result.done():
-                self._step()
-            return result.result()
-        return result
+        with self._turns:
+            self._ensure_alive()
+            result = self.engine_core.call_utility(method, args)
+            if isinstance(result, Future):
+                while not result.done():
+                    self._step()
+                return result.result()
+            return result
 
     @property
     def engine_dead(self) -> bool:
@@ -65,9 +77,10 @@ class InprocClient(SyncEngineCoreClient):
     def shutdown(self, timeout: float | None = None) -> None:
         """Requests in flight are dropped, whatever `timeout`: nobody else could take their outputs."""
         self._drain_seconds(timeout)
-        if not self.engine_dead:
-            self._dead_cause = "it was shut down"
-        self._finalizer()
+        with self._turns:
+            if not self.engine_dead:
+                self._dead_cause = "it was shut down"
+            self._finalizer()
 
     def _ensure_alive(self) -> None:
         if self.engine_dead:
@@ -78,8 +91,16 @@ class InprocClient(SyncEngineCoreClient):
             outputs, _ = self.engine_core.step()
             if not self.engine_core.has_work():
                 self.engine_core.run_idle_actions()
-        except Exception as error:
+        except BaseException as error:
+            if may_be_ctrl_c(error):
+                raise
             self._dead_cause = traceback.format_exc()
             self._finalizer()
             raise self.dead_error() from error
         self._pending.extend(outputs.values())
+
+
+def _shut_down(engine_core: "EngineCore", owner_pid: int) -> None:
+    """A fork leaves the core alone: it has none of the threads that the core's libraries count on."""
+    if os.getpid() == owner_pid:
+        engine_core.shutdown()

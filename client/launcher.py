@@ -6,6 +6,7 @@ a script without a guard, a notebook, a daemonic worker, or a process whose thre
 
 import contextlib
 import logging
+import math
 import os
 import re
 import shutil
@@ -27,11 +28,14 @@ from ..protocol.outputs import (
     HandshakeFailed,
     HandshakeHello,
     HandshakeInit,
+    HandshakeLeaving,
     HandshakeMessage,
     HandshakeReady,
 )
+from .child import ChildProcess
 from .cores import available_cores
 from .failures import rebuild_exception
+from .interpreter import interpreter
 
 logger = logging.getLogger("corespan.client")
 
@@ -48,10 +52,10 @@ _SECRET_WORDS = frozenset(
 )
 _URL_WITH_PASSWORD = re.compile(r"://[^/\s:@]*:[^/\s@]+@")
 _ROOT_PACKAGE = __package__.rpartition(".")[0]
-_BOOTSTRAP = (
-    f"import sys; sys.path[:] = sys.argv[3:]; from {_ROOT_PACKAGE}.core.process_main import main; "
-    "main(int(sys.argv[1]), int(sys.argv[2]))"
-)
+_MAIN = f"from {_ROOT_PACKAGE}.core.process_main import main; main(int(sys.argv[1]), int(sys.argv[2]))"
+_BOOTSTRAP = f"import sys; sys.path[:] = sys.argv[3:]; {_MAIN}"
+_BOOTSTRAP_ELSEWHERE = f"import sys; sys.path += sys.argv[3:]; {_MAIN}"
+"""In another interpreter than this process's, whose own packages go first."""
 
 
 class CoreProcess:
@@ -60,22 +64,27 @@ class CoreProcess:
     def __init__(self, init: HandshakeInit) -> None:
         """Returns when the model is loaded.
 
-        Raises what the core's start raised, with the core's traceback as a note; RuntimeError when the core vanished;
-        TimeoutError after VLLM_ENGINE_READY_TIMEOUT_S; ProtocolError for words that make no sense.
+        Raises what the core's start raised, with the core's traceback as a note; RuntimeError when the core vanished or
+        there is no interpreter to run it; TimeoutError after VLLM_ENGINE_READY_TIMEOUT_S; ProtocolError for words that
+        make no sense.
         """
+        python = interpreter()
+        bootstrap = _BOOTSTRAP if python == sys.executable else _BOOTSTRAP_ELSEWHERE
         self.owner_pid = os.getpid()
         self._socket_dir = init.socket_dir
-        self._last_words: HandshakeFailed | None = None
+        self._last_words: HandshakeFailed | HandshakeLeaving | None = None
         self._channel_lock = threading.Lock()
         own_end, core_end = socket.socketpair()
         self.channel = Channel(own_end)
         with core_end:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", _BOOTSTRAP, str(core_end.fileno()), str(self.owner_pid), *sys.path],
-                stdin=subprocess.DEVNULL,
-                pass_fds=[core_end.fileno()],
-                env=_core_environment(),
-                process_group=0,  # Ctrl-C in a terminal is the parent's alone
+            self._process = ChildProcess(
+                subprocess.Popen(
+                    [python, "-c", bootstrap, str(core_end.fileno()), str(self.owner_pid), *sys.path],
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=[core_end.fileno()],
+                    env=_core_environment(),
+                    process_group=0,  # Ctrl-C in a terminal is the parent's alone
+                )
             )
         try:
             self.ready = self._handshake(init)
@@ -124,37 +133,36 @@ class CoreProcess:
                     message = self.channel.receive()
                 except (EOFError, OSError, ProtocolError):
                     return True
-                if isinstance(message, HandshakeFailed):
+                if isinstance(message, HandshakeFailed | HandshakeLeaving):
                     self._last_words = message
         return False
 
     def said_goodbye(self) -> bool:
-        """Whether the core, which is at its end, left in order: then its last message to its clients says so. Waits for
-        its exit.
-        """
-        self._wait_for_exit_status()
-        return self._last_words is not None or self._process.returncode == 0
+        """Whether the core, which is at its end, left in order: then its last message to its clients says so."""
+        self.poll_death()
+        return self._last_words is not None
 
     def was_killed(self) -> bool:
         """Whether the process, which is at its end, left by SIGKILL and not of itself. Waits for its exit."""
-        self._wait_for_exit_status()
-        return self._last_words is None and self._process.returncode == -signal.SIGKILL
+        self._process.wait(EXIT_GRACE)
+        return self._last_words is None and self._process.exit_code == -signal.SIGKILL
 
     def cause_of_death(self) -> str:
         """What the core said last, or how its process ended and where its threads stood. Waits for its exit."""
-        if self._last_words is not None:
+        if isinstance(self._last_words, HandshakeFailed):
             return self._last_words.traceback
         status = self._wait_for_exit_status()
         stacks = self._read_stacks()
         return f"{status}\n{stacks}" if stacks else status
 
     def _wait_for_exit_status(self) -> str:
-        try:
-            code = self._process.wait(EXIT_GRACE)
-        except subprocess.TimeoutExpired:
+        if not self._process.wait(EXIT_GRACE):
             return f"process {self._process.pid} closed its channel without leaving"
+        code = self._process.exit_code
+        if code is None:
+            return f"process {self._process.pid} ended and somebody else, or the system, took its exit status"
         if code < 0:
-            return f"process {self._process.pid} was killed by {signal.Signals(-code).name}"
+            return f"process {self._process.pid} was killed by {_signal_name(-code)}"
         return f"process {self._process.pid} exited with code {code}"
 
     def _read_stacks(self) -> str:
@@ -166,22 +174,27 @@ class CoreProcess:
 
     def wait_for_exit(self, drain_timeout: float) -> None:
         """Waits until the core, which was asked to leave, has drained and left; kills it when it has not in time."""
-        try:
-            self._process.wait(drain_timeout + EXIT_GRACE)
-        except subprocess.TimeoutExpired:
+        if not self._process.wait(drain_timeout + EXIT_GRACE):
             logger.warning("The engine core does not leave and is killed")
         self.kill()
 
     def kill(self) -> None:
         """Ends the process and all it started, at once."""
-        if self._process.poll() is None:
+        if not self._process.has_exited():
             for process in _process_tree(self._process.pid):
                 try:
                     process.kill()
                 except psutil.NoSuchProcess:
                     continue
             self._process.kill()
-            self._process.wait()
+            self._process.wait(math.inf)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # the real-time signals have no names of their own
+        return f"signal {number}"
 
 
 def make_socket_dir() -> str:

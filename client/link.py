@@ -257,13 +257,17 @@ class CoreLink:
             outputs = self.receive_nowait()
             if outputs is not None:
                 received.append(outputs)
-            elif self.dead_cause is None and not self.output_socket.poll(wait_ms):
+            elif self.dead_cause is None and not self._poll_outputs(wait_ms):
                 break
         return received
 
+    def _poll_outputs(self, wait_ms: int) -> int:
+        with self._receive_lock:  # a ZMQ socket is one thread's at a time
+            return self.output_socket.poll(wait_ms)
+
     def release(self) -> None:
-        """Closes the sockets and removes their folder, once no thread is using them."""
-        if self.is_fork:
+        """Closes the sockets and removes their folder, once no thread is using them. Repeated calls do nothing."""
+        if self.is_fork or self.released:
             return
         with self._receive_lock, self._send_lock:
             self.released = True

@@ -99,23 +99,26 @@ class SyncMPClient(SyncEngineCoreClient):
                     self._state.wait()
                 self._someone_reads = True
             try:
-                self._read()
+                self._read_or_revive()
             finally:
                 with self._state:
                     self._someone_reads = False
                     self._state.notify_all()
 
-    def _read(self) -> None:
-        """Waits for a message and sorts it, or replaces a dead core."""
+    def _read_or_revive(self) -> None:
+        """Waits for a message and sorts it. A dead core is replaced by whoever comes next: until then, those who wait
+        for its answers have been told.
+        """
         link = self._supervisor.link
+        if link.dead_cause is not None:
+            self._revive()
+            return
         link.wait()
         received = link.receive_nowait()
         if received is not None:
             self._supervisor.record(received)
             with self._state:
                 self._sort(received)
-        elif link.dead_cause is not None and self._supervisor.may_restart:
-            self._revive()
 
     def _revive(self) -> None:
         given_up = self._supervisor.revive()

@@ -15,7 +15,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from ..protocol.codec import Buffer, MsgpackDecoder, MsgpackEncoder
-from ..protocol.errors import ProtocolError
+from ..protocol.errors import ProtocolError, text_of
 from ..protocol.outputs import (
     ENGINE_CORE_DEAD,
     CurveKeys,
@@ -52,9 +52,9 @@ class RequestIntake(Protocol):
 
     def preprocess_add_request(self, request: EngineCoreRequest) -> Request: ...
 
-    def fail_request(self, request: EngineCoreRequest, error: Exception) -> None: ...
+    def fail_request(self, request: EngineCoreRequest, error: BaseException) -> None: ...
 
-    def fail_call(self, client_index: int, call_id: int, error: Exception) -> None: ...
+    def fail_call(self, client_index: int, call_id: int, error: BaseException) -> None: ...
 
 
 class InputThread(threading.Thread):
@@ -96,7 +96,7 @@ class InputThread(threading.Thread):
             self._serve(sockets)
         except zmq.ContextTerminated:
             pass
-        except Exception:
+        except BaseException:
             self._on_failure(f"the input thread failed\n{traceback.format_exc()}")
         finally:
             for socket in [*sockets, *self._monitors]:
@@ -157,7 +157,7 @@ class InputThread(threading.Thread):
         request.client_index = client_index
         try:
             prepared = self._intake.preprocess_add_request(request)
-        except Exception as error:  # whatever is wrong with a request ends that request alone
+        except BaseException as error:  # whatever is wrong with a request ends that request alone
             self._intake.fail_request(request, error)
             return
         self._intake.input_queue.put((EngineCoreRequestType.ADD, prepared))
@@ -236,7 +236,7 @@ class OutputThread(threading.Thread):
                     client_index, outputs = item
                     frames = self._encode(client_index, outputs)
                     sockets[client_index].send_multipart([self._seals[client_index].next(), *frames], copy=False)
-        except Exception:
+        except BaseException:
             self._on_failure(f"the output thread failed\n{traceback.format_exc()}")
         finally:
             for socket in sockets:
@@ -248,7 +248,7 @@ class OutputThread(threading.Thread):
             outputs.timestamp = time.monotonic()
         try:
             return self._encoder.encode(outputs)
-        except Exception as error:
+        except BaseException as error:
             answer = outputs.utility_output
             if answer is not None:
                 outputs.utility_output = failed_call(answer.call_id, error)
@@ -259,17 +259,17 @@ class OutputThread(threading.Thread):
         """The output or, if it cannot be sent, its request's end. Log-probabilities can be longer than a frame may."""
         try:
             self._encoder.encode(output)
-        except Exception as error:
+        except BaseException as error:
             self._input_queue.put((EngineCoreRequestType.ABORT, Abort(client_index, [output.request_id])))
             return EngineCoreOutput(
                 output.request_id,
                 [],
                 finish_reason=FinishReason.ERROR,
-                stop_reason=str(error),
+                stop_reason=text_of(error),
                 trace_headers=output.trace_headers,
             )
         return output
 
 
 def failed_call(call_id: int, error: BaseException) -> UtilityOutput:
-    return UtilityOutput(call_id, failure_message=str(error), failure_type=type(error).__name__)
+    return UtilityOutput(call_id, failure_message=text_of(error), failure_type=type(error).__name__)

@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from typing import Any, Literal, NamedTuple
 
 from ..protocol.config import VllmConfig
+from ..protocol.errors import as_error_of, errors_of, may_be_ctrl_c, text_of
 from ..protocol.outputs import EngineCoreOutput, EngineCoreOutputs, FinishReason
 from ..protocol.requests import EngineCoreRequest
 from .executor.abstract import Executor
@@ -143,10 +144,10 @@ class EngineCore:
         except Exception as error:
             self.fail_request(request, error)
 
-    def fail_request(self, request: EngineCoreRequest | Request, error: Exception) -> None:
+    def fail_request(self, request: EngineCoreRequest | Request, error: BaseException) -> None:
         """Ends a request that never reached the scheduler."""
         logger.error("Request %s failed while being added", _clients_id(request), exc_info=error)
-        self._emit_finished([request], FinishReason.ERROR, f"{type(error).__name__}: {error}")
+        self._emit_finished([request], FinishReason.ERROR, f"{type(error).__name__}: {text_of(error)}")
 
     def abort_requests(self, request_ids: list[str], client_index: int = 0) -> None:
         """Frees what these requests of the client hold; no output follows. Unknown ids are ignored."""
@@ -228,11 +229,13 @@ class EngineCore:
     def call_utility(self, method: str, args: Sequence[object]) -> Any:
         """The method's result, which may be a Future that a later step completes.
 
-        Raises AttributeError for a method that is not one of `UTILITIES`, and whatever the method raises.
+        Raises AttributeError for a method that is not one of `UTILITIES`, and whatever the method raises, but for what
+        is no error: that, as a RuntimeError (see `as_error_of`).
         """
         if method not in UTILITIES:
             raise AttributeError(f"the engine core has no utility {method!r}")
-        return getattr(self, method)(*args)
+        with errors_of(_called(method, args)):
+            return getattr(self, method)(*args)
 
     def get_supported_tasks(self) -> list[str]:
         return ["generate"]
@@ -322,11 +325,18 @@ def _clients_id(request: EngineCoreRequest | Request) -> str:
     return request.client_request_id if isinstance(request, Request) else request.request_id
 
 
+def _called(method: str, args: Sequence[object]) -> str:
+    """The call as a reader would name it: of `collective_rpc`, also the worker's method."""
+    return f"{method}({args[0]!r})" if method == "collective_rpc" and args and isinstance(args[0], str) else method
+
+
 def _settle(action: Callable[[], None], done: "Future[None]") -> None:
     try:
         action()
-    except Exception as error:
-        done.set_exception(error)
+    except BaseException as error:
+        if may_be_ctrl_c(error):
+            raise
+        done.set_exception(as_error_of("pausing", error))
     else:
         done.set_result(None)
 

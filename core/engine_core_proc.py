@@ -78,17 +78,21 @@ class EngineCoreProc(EngineCore):
         )
 
     def request_shutdown(self, drain_timeout: float) -> None:
-        """Leave once everything in flight is done, or after `drain_timeout` seconds. Callable from any thread."""
-        self._shutdown_deadline = time.monotonic() + drain_timeout
+        """Leave once everything in flight is done, or after `drain_timeout` seconds. Callable from any thread.
+
+        Asked again, it leaves no later than it would have: a signal that is sent twice does not begin the drain anew.
+        """
+        deadline = time.monotonic() + drain_timeout
+        self._shutdown_deadline = min(deadline, self._shutdown_deadline or deadline)
         self.input_queue.put((EngineCoreRequestType.WAKEUP, None))
 
-    def run(self) -> Exception | None:
+    def run(self) -> BaseException | None:
         """Serves until shut down. Returns what went wrong, after the clients have been told, or None."""
-        error: Exception | None = None
+        error: BaseException | None = None
         cause = "it was told to leave"
         try:
             self._run_busy_loop()
-        except Exception as failure:
+        except BaseException as failure:  # SystemExit too: whoever raised it, the clients are to know
             error = failure
             logger.critical("The engine core failed and leaves", exc_info=error)
             cause = "".join(traceback.format_exception(error))
@@ -186,7 +190,7 @@ class EngineCoreProc(EngineCore):
             if self._shutdown_deadline is not None:
                 raise RuntimeError("the engine core is shutting down")
             result = self.call_utility(call.method, call.args)
-        except Exception as error:
+        except BaseException as error:
             self._answer(call, failed_call(call.call_id, error))
             return
         if isinstance(result, Future):
@@ -194,7 +198,7 @@ class EngineCoreProc(EngineCore):
         else:
             self._answer(call, UtilityOutput(call.call_id, result=result))
 
-    def fail_call(self, client_index: int, call_id: int, error: Exception) -> None:
+    def fail_call(self, client_index: int, call_id: int, error: BaseException) -> None:
         """Answers a call that could not be read."""
         self._send(client_index, EngineCoreOutputs(utility_output=failed_call(call_id, error)))
 

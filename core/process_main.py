@@ -4,6 +4,7 @@ The process belongs to its parent: when that ends, for whatever reason and whate
 and takes its socket folder along.
 """
 
+import contextlib
 import faulthandler
 import logging
 import os
@@ -20,7 +21,8 @@ import psutil
 
 from ..protocol import envs
 from ..protocol.channel import Channel
-from ..protocol.outputs import HandshakeFailed, HandshakeHello, HandshakeInit
+from ..protocol.errors import text_of
+from ..protocol.outputs import HandshakeFailed, HandshakeHello, HandshakeInit, HandshakeLeaving
 from ..protocol.user_classes import accept_user_code
 
 logger = logging.getLogger("corespan.core")
@@ -56,10 +58,12 @@ def main(channel_fd: int, parent_pid: int) -> None:
     if fault is not None:
         channel.send(failure(fault))
         sys.exit(1)
+    with contextlib.suppress(OSError):  # nobody is there any more to be told
+        channel.send(HandshakeLeaving())
 
 
 def failure(error: BaseException) -> HandshakeFailed:
-    return HandshakeFailed(type(error).__name__, str(error), "".join(traceback.format_exception(error)))
+    return HandshakeFailed(type(error).__name__, text_of(error), "".join(traceback.format_exception(error)))
 
 
 class ParentWatch(threading.Thread):

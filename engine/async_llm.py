@@ -12,8 +12,8 @@ from ..client.addresses import ClientAddresses
 from ..client.async_mp import AsyncMPClient, make_async_mp_client
 from ..client.base import PauseMode
 from ..protocol.config import VllmConfig
-from ..protocol.errors import EngineDeadError, EngineGenerateError
-from ..protocol.param_checks import as_seconds
+from ..protocol.errors import EngineDeadError, EngineGenerateError, raised_in, text_of
+from ..protocol.param_checks import as_seconds, reject
 from ..protocol.params import SamplingParams
 from ..protocol.requests import EngineCoreRequest
 from .engine_args import DEFAULT_EXECUTOR_CLASS, AsyncEngineArgs, EngineArgs, UsageContext
@@ -127,6 +127,7 @@ class AsyncLLM(EngineBase):
         tokenization_kwargs: Mapping[str, Any] | None = None,
         trace_headers: Mapping[str, str] | None = None,
         priority: int = 0,
+        data_parallel_rank: int | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """The request's outputs, shaped by `sampling_params.output_kind`, until one is `finished`.
 
@@ -146,6 +147,7 @@ class AsyncLLM(EngineBase):
             trace_headers=trace_headers,
             priority=priority,
             prompt_text=prompt_text,
+            data_parallel_rank=data_parallel_rank,
         )
         finished = False
         try:
@@ -161,7 +163,7 @@ class AsyncLLM(EngineBase):
         except (EngineDeadError, EngineGenerateError):
             raise
         except Exception as error:
-            raise EngineGenerateError(f"request {request_id!r} failed: {error}") from error
+            raise EngineGenerateError(f"request {request_id!r} failed: {text_of(error)}") from error
         finally:
             collector.close()
             if not finished:
@@ -178,6 +180,7 @@ class AsyncLLM(EngineBase):
         trace_headers: Mapping[str, str] | None = None,
         priority: int = 0,
         prompt_text: str | None = None,
+        data_parallel_rank: int | None = None,
     ) -> RequestOutputCollector:
         """Queues one request; its outputs come through the collector. `generate` is this with an end taken care of.
 
@@ -185,6 +188,8 @@ class AsyncLLM(EngineBase):
         """
         self._ensure_alive()
         refuse_lora(lora_request)
+        if data_parallel_rank not in (None, 0):
+            reject("data_parallel_rank", data_parallel_rank, "None or 0: there is one engine")
         self._output_handler.ensure_running()
         process = functools.partial(
             self._process, request_id, arrival_time, tokenization_kwargs, trace_headers, priority
@@ -219,6 +224,7 @@ class AsyncLLM(EngineBase):
 
         Whoever waits for one of them gets a last output with finish_reason "abort".
         """
+        self._output_handler.require_own_loop()
         iteration_stats = IterationStats() if self.log_stats else None
         aborted = self.output_processor.abort_requests(request_id, internal, iteration_stats)
         if self.logger_manager is not None:
@@ -273,7 +279,7 @@ class AsyncLLM(EngineBase):
         """A new exception that says why."""
         failure = self._output_handler.failure
         if failure is not None and not isinstance(failure, EngineDeadError):
-            return EngineDeadError(f"the output handler failed: {failure!r}")
+            return EngineDeadError(raised_in("the output handler", failure))
         return self.engine_core.dead_error()
 
     async def check_health(self) -> None:
@@ -285,6 +291,12 @@ class AsyncLLM(EngineBase):
         if self.logger_manager is None:
             raise RuntimeError(NO_STATISTICS)
         return self.logger_manager.get_metrics()
+
+    async def reset_mm_cache(self) -> None:
+        """Nothing to do: prompts are text, and no images or sounds are cached."""
+
+    async def is_tracing_enabled(self) -> bool:
+        return self.tracer is not None
 
     async def do_log_stats(self) -> None:
         """Writes the line of statistics now."""

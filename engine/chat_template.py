@@ -6,6 +6,7 @@ A template meets the same environment as in transformers: the same filters, func
 import datetime
 import functools
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -17,7 +18,46 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from .conversation import plain_conversation, plain_tools, to_plain
 
+_TEMPLATE_SIGNS = "{}\n"  # text without any of these is no template, but a name or a path
 _CUT_MARK = "CONTINUE_FINAL_MESSAGE_TAG "
+
+
+def choose_template(
+    own: str | Mapping[str, str] | None, chosen: str | os.PathLike[str] | None, with_tools: bool
+) -> str:
+    """The text of a template. `own`: the model's, several by name. `chosen`: a caller's: one of these names, the path
+    of a file, or a template's text; None: the model's own.
+
+    Raises ValueError where there is none, or `chosen` is none of the three.
+    """
+    named = {"default": own} if isinstance(own, str) else dict(own or {})
+    if chosen is not None:
+        return named[chosen] if chosen in named else _chosen_text(chosen, sorted(named))
+    for name in ("tool_use", "default") if with_tools else ("default",):
+        if name in named:
+            return named[name]
+    if named:
+        raise ValueError(
+            f"this model has several chat templates and no default; pass one of the names {sorted(named)} as "
+            "chat_template"
+        )
+    raise ValueError("this model has no chat template; pass one as chat_template")
+
+
+def _chosen_text(chosen: str | os.PathLike[str], names: list[str]) -> str:
+    path = os.path.expanduser(os.fspath(chosen))
+    if os.path.isfile(path):
+        try:
+            with open(path, encoding="utf-8") as file:
+                return file.read()
+        except UnicodeDecodeError as error:
+            raise ValueError(f"the chat_template file {path} is not UTF-8 text: {error}") from error
+    if isinstance(chosen, str) and any(sign in chosen for sign in _TEMPLATE_SIGNS):
+        return chosen
+    raise ValueError(
+        f"chat_template is {os.fspath(chosen)!r}, which is neither a template's text nor the path of a file"
+        + (f" nor one of this model's templates, {names}" if names else "")
+    )
 
 
 def render_chat_template(

@@ -5,10 +5,13 @@ from typing import Any
 
 from ..client.base import EngineCoreClient
 from ..protocol.param_checks import reject
+from .ownership import OwnedByProcess
 
 
-class EngineControls:
-    """Values from the sync engines, awaitables from `AsyncLLM`: as the client's utilities are."""
+class EngineControls(OwnedByProcess):
+    """Values from the sync engines, awaitables from `AsyncLLM`: as the client's utilities are. All go straight to the
+    core, from any thread, and wait for no other call.
+    """
 
     engine_core: EngineCoreClient
 
@@ -18,6 +21,10 @@ class EngineControls:
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> Any:
         """True when the cache is empty now; False when blocks are in use and running requests may not be preempted."""
         return self.engine_core.reset_prefix_cache(reset_running_requests)
+
+    def reset_mm_cache(self) -> Any:
+        """Nothing to do: prompts are text, and no images or sounds are cached."""
+        return None
 
     def is_sleeping(self) -> Any:
         return self.engine_core.is_sleeping()

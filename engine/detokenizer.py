@@ -43,7 +43,7 @@ class SlowStream:
         self.tokenizer = tokenizer
         self.skip_special_tokens = skip_special_tokens
         self.spaces_between_special_tokens = spaces_between_special_tokens
-        self._hidden = tokenizer.all_special_ids if skip_special_tokens else frozenset()
+        self._hidden = tokenizer.skipped_ids if skip_special_tokens else frozenset()
         self._window = [token_id for token_id in context if token_id not in self._hidden]
         self._num_read = len(self._window)  # tokens whose text is out already
         self._num_emitted = len(self._decode())  # characters of the window's text that are out already
@@ -90,18 +90,22 @@ class SlowStream:
         self._num_emitted = len(self._decode())
 
     def _decode(self) -> str:
-        return self.tokenizer.decode(self._window, self.skip_special_tokens, self.spaces_between_special_tokens)
+        return self.tokenizer.decode(
+            self._window,
+            self.skip_special_tokens,
+            clean_up_tokenization_spaces=False,
+            spaces_between_special_tokens=self.spaces_between_special_tokens,
+        )
 
 
 class FastStream:
     """The `tokenizers` library's own stream. Where that cannot go on (bytes that are no text), a `SlowStream` does."""
 
     def __init__(self, tokenizer: Tokenizer, context: Sequence[int], skip_special_tokens: bool) -> None:
-        assert tokenizer.backend is not None
         self.tokenizer = tokenizer
         self.skip_special_tokens = skip_special_tokens
-        self._backend = tokenizer.backend
-        self._hidden = tokenizer.all_special_ids if skip_special_tokens else frozenset()
+        self._backend = tokenizer.backend_tokenizer
+        self._hidden = tokenizer.skipped_ids if skip_special_tokens else frozenset()
         self._seen = deque((token_id for token_id in context if token_id not in self._hidden), maxlen=_CONTEXT_TOKENS)
         self._pending: list[int] = []  # tokens that have given no text yet
         self._slow: SlowStream | None = None

@@ -3,15 +3,16 @@
 `LLM`, `LLMEngine.from_engine_args`, `AsyncLLM.from_engine_args` and the command line build engines from it.
 """
 
+import argparse
 import enum
 import json
 import math
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Self, TypeVar, get_args
 
 from ..protocol import envs
 from ..protocol.config import (
@@ -32,10 +33,11 @@ from ..protocol.param_checks import (
     is_plain_dict,
     reject,
 )
-from ..protocol.rope_config import override_config, read_rope_config
 from ..protocol.user_classes import end_script_at_engine, path_of
+from .cli_args import add_field_arguments
 from .hub import DEFAULT_MODEL
 from .model_source import ModelFiles, resolve_model
+from .neutral_args import NeutralArgs
 
 AUTO = -1
 """As `max_model_len`: the model's own limit, or less where the KV cache is too small for it."""
@@ -46,6 +48,7 @@ DEFAULT_EXECUTOR_CLASS = f"{__name__.partition('.')[0]}.core.executor.uniproc_ex
 PROCESSOR_GROUPS = ("corespan.logits_processors", "vllm.logits_processors")
 """Entry points of installed packages under which logits processors are found; every engine has those."""
 
+P = TypeVar("P", bound=argparse.ArgumentParser)
 Dtype = Literal["bfloat16", "float16", "float32"]
 Quantization = Literal["int8", "gguf"]
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
@@ -98,7 +101,7 @@ _BATCH_DEFAULTS = {  # tokens a step, requests at once
 
 
 @dataclass
-class EngineArgs:
+class EngineArgs(NeutralArgs):
     """An engine's options under vLLM's names. `create_engine_config` checks them; None means "work it out"."""
 
     model: str | os.PathLike[str] = DEFAULT_MODEL
@@ -111,7 +114,7 @@ class EngineArgs:
     hf_overrides: dict[str, Any] | None = None  # replaces entries of the model's config.json
     dtype: str = "auto"
     quantization: Quantization | None = None
-    seed: int = 0
+    seed: int | None = 0  # None is 0
     max_model_len: int | str | None = None  # also "32k" (32,000), "32K" (32,768); -1 or "auto": what the memory holds
     max_logprobs: int = 20  # -1: no limit
     logprobs_mode: LogprobsMode = "raw_logprobs"
@@ -141,6 +144,19 @@ class EngineArgs:
     shutdown_timeout: float = 0.0
     step_timeout: float | None = None
     otlp_traces_endpoint: str | None = None  # such as http://localhost:4317; needs corespan[tracing]
+    profiler_config: dict[str, Any] | None = None  # {"profiler": "torch", "torch_profiler_dir": folder of the traces}
+
+    @classmethod
+    def add_cli_args(cls, parser: P) -> P:
+        """Adds an option for every field to a parser, which it returns."""
+        add_field_arguments(parser, cls)
+        return parser
+
+    @classmethod
+    def from_cli_args(cls, args: argparse.Namespace) -> Self:
+        """From what that parser parsed; fields that are missing there have their defaults."""
+        given = vars(args)
+        return cls(**{field.name: given[field.name] for field in fields(cls) if field.name in given})
 
     def create_engine_config(self, usage_context: UsageContext = UsageContext.ENGINE_CONTEXT) -> VllmConfig:
         """The checked configuration; a model that is not on disk is fetched first.
@@ -148,11 +164,12 @@ class EngineArgs:
         Raises ValueError naming field, value and legal range; FileNotFoundError for a model path that does not exist.
         """
         end_script_at_engine()
+        self._check_neutral()
         self._check_types()
         self._check_choices()
         needs_tokenizer = not self.skip_tokenizer_init and self.tokenizer is None
         files = resolve_model(os.fspath(self.model), self.revision, with_tokenizer=needs_tokenizer)
-        hf_config = override_config(files.hf_config, self.hf_overrides or {})
+        hf_config = {**files.hf_config, **(self.hf_overrides or {})}
         if not isinstance(hf_config.get("vocab_size"), int):
             raise ValueError(f"the configuration of {files.path} has no vocab_size; is it a language model?")
         max_model_len = self._max_model_len(hf_config)
@@ -161,7 +178,9 @@ class EngineArgs:
             cache_config=self._cache_config(),
             scheduler_config=self._scheduler_config(usage_context, max_model_len),
             parallel_config=self._parallel_config(),
-            observability_config=ObservabilityConfig(otlp_traces_endpoint=self.otlp_traces_endpoint),
+            observability_config=ObservabilityConfig(
+                otlp_traces_endpoint=self.otlp_traces_endpoint, torch_profiler_dir=self._torch_profiler_dir()
+            ),
         )
 
     def _check_types(self) -> None:
@@ -210,7 +229,7 @@ class EngineArgs:
             quantization=self.quantization,
             max_model_len=max_model_len,
             fit_max_model_len=parse_max_model_len(self.max_model_len) == AUTO,
-            seed=as_int("seed", self.seed, "an integer"),
+            seed=0 if self.seed is None else as_int("seed", self.seed, "None or an integer"),
             max_logprobs=self.max_logprobs,
             logprobs_mode=self.logprobs_mode,
             logits_processors=self._logits_processors(),
@@ -235,7 +254,7 @@ class EngineArgs:
             return None
         if self.tokenizer is None:
             return files.tokenizer_dir
-        if (folder := Path(self.tokenizer).expanduser()).is_dir():
+        if (folder := Path(os.path.expanduser(self.tokenizer))).is_dir():
             return str(folder.resolve())
         return resolve_model(os.fspath(self.tokenizer), self.tokenizer_revision).tokenizer_dir
 
@@ -304,6 +323,18 @@ class EngineArgs:
                 tokens = max(tokens, max_model_len)
         return tokens, seqs if self.max_num_seqs is not None else min(seqs, tokens)
 
+    def _torch_profiler_dir(self) -> str | None:
+        config = self.profiler_config
+        legal = 'None or {"profiler": "torch", "torch_profiler_dir": a folder}'
+        if config is None:
+            return None
+        if not is_plain_dict(config) or not set(config) <= {"profiler", "torch_profiler_dir"}:
+            reject("profiler_config", config, legal)
+        folder = config.get("torch_profiler_dir")
+        if config.get("profiler") not in (None, "torch") or not isinstance(folder, str | None):
+            reject("profiler_config", config, legal)
+        return os.path.abspath(folder) if folder else None
+
     def _parallel_config(self) -> ParallelConfig:
         if self.step_timeout is not None and as_seconds("step_timeout", self.step_timeout) == 0:
             reject("step_timeout", self.step_timeout, "None or more than 0 seconds")
@@ -352,17 +383,20 @@ def parse_max_model_len(value: int | str | None) -> int | None:
 def model_length_limit(hf_config: dict[str, Any]) -> int:
     """The longest sequence the model was made for, in tokens: its own figure, times the factor of linear scaling.
 
-    Raises VLLMValidationError for a figure that is no number of tokens, ValueError for rotary settings that are not
-    supported.
+    Raises VLLMValidationError for a figure that is no number of tokens.
     """
     figures = {key: hf_config[key] for key in _LENGTH_KEYS if hf_config.get(key)}
     for key, figure in figures.items():
         if isinstance(figure, bool) or not isinstance(figure, (int, float)) or not 1 <= figure < math.inf:
             reject(key, figure, "a number of tokens")
     limits = [int(figure) for figure in figures.values()]
-    limit = min(limits, default=2048)
-    rope = read_rope_config(hf_config)
-    return int(limit * rope.factor) if rope.kind == "linear" else limit
+    if not limits:
+        return 2048
+    limit = min(limits)
+    rope = hf_config.get("rope_scaling") or hf_config.get("rope_parameters") or {}
+    if rope.get("rope_type", rope.get("type")) == "linear":
+        limit = int(limit * float(rope.get("factor", 1.0)))
+    return limit
 
 
 def resolve_dtype(dtype: object, hf_config: dict[str, Any]) -> Dtype:

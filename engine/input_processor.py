@@ -12,7 +12,7 @@ import msgspec
 
 from ..protocol import envs
 from ..protocol.config import VllmConfig
-from ..protocol.errors import VLLMValidationError
+from ..protocol.errors import VLLMValidationError, errors_of
 from ..protocol.param_checks import below_vocab, reject, reject_type
 from ..protocol.params import SamplingParams
 from ..protocol.requests import EngineCoreRequest
@@ -34,6 +34,7 @@ class InputProcessor:
             self._generation_config.setdefault("eos_token_id", self.model_config.hf_config["eos_token_id"])
         self._validate_params = _users_validations(self.model_config.logits_processors)
 
+    @errors_of("processing the prompt")
     def process_inputs(
         self,
         request_id: str,
@@ -70,6 +71,7 @@ class InputProcessor:
         )
         return request, rendered.get("prompt")
 
+    @errors_of("checking the prepared request")
     def check_prepared(self, request: EngineCoreRequest) -> None:
         """Raises TypeError and ValueError for a request, made by the caller, that this model cannot serve."""
         _check_types(

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from os import PathLike
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from ..client.base import EngineCoreClient, PauseMode
 from ..protocol.config import ModelConfig
@@ -13,10 +13,12 @@ from ..protocol.params import BeamSearchParams, RequestOutputKind, SamplingParam
 from .controls import EngineControls
 from .conversation import to_conversation_list
 from .engine_args import EngineArgs, UsageContext
+from .engine_options import EngineOptions, showing_engine_options
 from .input_processor import refuse_lora
 from .llm_engine import LLMEngine
 from .metrics.loggers import StatLoggerFactory
 from .outputs import RequestOutput
+from .ownership import takes_turns
 from .progress import CompletionBar, UseTqdm, progress
 from .renderer import ChatParams, PromptType, to_prompt_list
 from .tokenizer import Tokenizer
@@ -27,19 +29,29 @@ if TYPE_CHECKING:
 
 
 class LLM(EngineControls):
-    """One model and its engine. Used by one thread at a time; also a context manager, which shuts the engine down.
+    """One model and its engine; also a context manager, which shuts the engine down.
+
+    Calls from several threads take turns: each `generate`, `chat` and so on runs alone, from its first prompt to its
+    last output. `shutdown`, `get_metrics` and the controls that go straight to the core do not wait for their turn.
 
     `engine_args` are the fields of `EngineArgs`. The core runs in a process of its own unless
     VLLM_ENABLE_V1_MULTIPROCESSING=0. Statistics are off unless `disable_log_stats=False` or `stat_loggers` are given.
     """
 
+    @showing_engine_options(disable_log_stats=True)
     def __init__(
-        self, model: str | PathLike[str], *, stat_loggers: Sequence[StatLoggerFactory] = (), **engine_args: Any
+        self,
+        model: str | PathLike[str],
+        *,
+        stat_loggers: Sequence[StatLoggerFactory] = (),
+        **engine_args: Unpack[EngineOptions],
     ) -> None:
+        super().__init__()
         engine_args.setdefault("disable_log_stats", True)
         self.llm_engine = LLMEngine.from_engine_args(
             EngineArgs(model=model, **engine_args), UsageContext.LLM_CLASS, stat_loggers=stat_loggers
         )
+        self.turns = self.llm_engine.turns
         self.renderer, self.input_processor = self.llm_engine.renderer, self.llm_engine.input_processor
         self.request_counter = itertools.count()
         self._enqueued: dict[str, RequestOutput | None] = {}  # with the outputs of those that have ended
@@ -56,6 +68,10 @@ class LLM(EngineControls):
     def model_config(self) -> ModelConfig:
         return self.llm_engine.model_config
 
+    def get_world_size(self, include_dp: bool = True) -> int:
+        """How many workers there are: one."""
+        return self.llm_engine.vllm_config.parallel_config.world_size
+
     def get_tokenizer(self) -> Tokenizer:
         """Raises ValueError for an engine that runs on token ids alone."""
         return self.llm_engine.get_tokenizer()
@@ -64,6 +80,7 @@ class LLM(EngineControls):
         """What `sampling_params=None` stands for: the model's generation config over vLLM's defaults."""
         return self.llm_engine.get_default_sampling_params()
 
+    @takes_turns
     def generate(
         self,
         prompts: PromptType | Sequence[PromptType],
@@ -84,6 +101,7 @@ class LLM(EngineControls):
         request_ids, _ = self._add_batch(batch, len(batch), sampling_params, priority, tokenization_kwargs, use_tqdm)
         return self._complete(request_ids, use_tqdm)
 
+    @takes_turns
     def chat(
         self,
         messages: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
@@ -114,6 +132,7 @@ class LLM(EngineControls):
         request_ids, _ = self._add_chats(messages, chat_params, sampling_params, None, tokenization_kwargs, use_tqdm)
         return self._complete(request_ids, use_tqdm)
 
+    @takes_turns
     def enqueue(
         self,
         prompts: PromptType | Sequence[PromptType],
@@ -132,6 +151,7 @@ class LLM(EngineControls):
         self._enqueued |= dict.fromkeys(request_ids)
         return internal_ids
 
+    @takes_turns
     def enqueue_chat(
         self,
         messages: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
@@ -163,10 +183,12 @@ class LLM(EngineControls):
         self._enqueued |= dict.fromkeys(request_ids)
         return internal_ids
 
+    @takes_turns
     def wait_for_completion(self, *, use_tqdm: UseTqdm = True) -> list[RequestOutput]:
         """The outputs of everything enqueued since the last call, in the order of enqueueing."""
         return self._complete(list(self._enqueued), use_tqdm)
 
+    @takes_turns
     def beam_search(
         self,
         prompts: PromptType | Sequence[PromptType],
@@ -214,7 +236,8 @@ class LLM(EngineControls):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.shutdown()
+        if not self._is_fork:
+            self.shutdown()
 
     def _add_chats(
         self,

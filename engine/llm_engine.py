@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..client.base import EngineCoreClient, PauseMode, SyncEngineCoreClient
+from ..client.fair_lock import FairLock
 from ..protocol import envs
 from ..protocol.config import VllmConfig
 from ..protocol.outputs import SchedulerStats
@@ -17,6 +18,7 @@ from .input_processor import refuse_lora
 from .metrics.loggers import NO_STATISTICS, StatLoggerFactory
 from .metrics.stats import IterationStats
 from .outputs import RequestOutput
+from .ownership import takes_turns
 from .parallel_sampling import fan_out
 from .prepared_requests import adopt
 from .renderer import PromptType
@@ -26,7 +28,8 @@ if TYPE_CHECKING:
 
 
 class LLMEngine(EngineBase):
-    """Owns the client to one core. Used by one thread at a time.
+    """Owns the client to one core. Calls from several threads take turns, each as a whole, except `shutdown`, the
+    inherited controls, and what only looks.
 
     With the core in this process `model_executor` is its executor; otherwise there is no such attribute.
     """
@@ -51,6 +54,7 @@ class LLMEngine(EngineBase):
             return EngineCoreClient.make_client(multiprocess_mode, False, vllm_config, executor_class, log_stats)
 
         super().__init__(vllm_config, log_stats, stat_loggers, make_client)
+        self.turns = FairLock()
         self._halted = False  # by pause_generation() or sleep()
         self._drained: list[RequestOutput] = []  # for the next step()
         if not multiprocess_mode:
@@ -89,6 +93,7 @@ class LLMEngine(EngineBase):
             multiprocess_mode=enable_multiprocessing or envs.VLLM_ENABLE_V1_MULTIPROCESSING,
         )
 
+    @takes_turns
     def add_request(
         self,
         request_id: str,
@@ -118,6 +123,7 @@ class LLMEngine(EngineBase):
         self._add(request, prompt_text)
         return request.request_id
 
+    @takes_turns
     def abort_request(self, request_ids: str | Iterable[str], internal: bool = False) -> None:
         """Ends requests without further output. Ids are the caller's, or internal ones; unknown ids are ignored."""
         iteration_stats = IterationStats() if self.log_stats else None
@@ -127,14 +133,18 @@ class LLMEngine(EngineBase):
             idle = None if self.output_processor.has_unfinished_requests() else SchedulerStats()
             self.logger_manager.record(idle, iteration_stats)
 
+    @takes_turns
     def step(self) -> list[RequestOutput]:
         """Outputs of the requests that have news; waits for the core where it has a process of its own.
 
-        Returns an empty list at once when nothing is unfinished. Raises EngineDeadError.
+        Returns an empty list at once when nothing is unfinished, or the engine is paused or asleep and nothing would
+        come. Raises EngineDeadError.
         """
         if self._drained or not self.has_unfinished_requests():
             drained, self._drained = self._drained, []
             return drained
+        if self.is_stalled():
+            return []
         outputs = self.engine_core.get_output()
         iteration_stats = IterationStats() if self.log_stats else None
         processed = self.output_processor.process_outputs(outputs.outputs, outputs.timestamp, iteration_stats)
@@ -152,6 +162,7 @@ class LLMEngine(EngineBase):
         """Each of a request's n answers counts."""
         return self.output_processor.get_num_unfinished_requests()
 
+    @takes_turns
     def pause_generation(self, mode: PauseMode = "abort", clear_cache: bool = True) -> None:
         """Stops scheduling: requests in flight are aborted, waited for or kept; new ones queue.
 
@@ -160,10 +171,12 @@ class LLMEngine(EngineBase):
         self.engine_core.pause_scheduler(mode, clear_cache)
         self._halted = True
 
+    @takes_turns
     def resume_generation(self) -> None:
         self.engine_core.resume_scheduler()
         self._halted = False
 
+    @takes_turns
     def is_stalled(self) -> bool:
         """Whether the engine is paused or asleep, and nothing will come out of it before it is woken."""
         if self._drained or not self._halted:
@@ -172,6 +185,7 @@ class LLMEngine(EngineBase):
         held = self.engine_core.num_held_requests
         return bool(running + waiting + held >= self.get_num_unfinished_requests())
 
+    @takes_turns
     def wait_for_requests_to_drain(self, drain_timeout: float = 300) -> None:
         """Steps until nothing is in flight; what came of it is handed out by the next `step()`.
 
@@ -190,12 +204,14 @@ class LLMEngine(EngineBase):
         finally:
             self._drained = drained
 
+    @takes_turns
     def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
         """Pauses, then gives memory back: level 0 none, 1 the KV cache's, 2 the weights' too. New requests queue."""
         self.engine_core.sleep(level, mode)
         self._halted = True
         self._record_sleep_state(1, level)
 
+    @takes_turns
     def wake_up(self, tags: Sequence[str] | None = None) -> None:
         """Takes memory back, all of it or what `tags` names ("weights", "kv_cache"); goes on once it is complete."""
         self.engine_core.wake_up(tags)
@@ -208,6 +224,14 @@ class LLMEngine(EngineBase):
         if self.logger_manager is None:
             raise RuntimeError(NO_STATISTICS)
         return self.logger_manager.get_metrics()
+
+    def is_tracing_enabled(self) -> bool:
+        return self.tracer is not None
+
+    def do_log_stats_with_interval(self) -> None:
+        """Writes the line of statistics if VLLM_LOG_STATS_INTERVAL has passed since the last; `step` does so too."""
+        if self.logger_manager is not None:
+            self.logger_manager.log_if_due()
 
     def do_log_stats(self) -> None:
         """Writes the line of statistics now."""

@@ -4,8 +4,10 @@
 (config, tokenizer) is kept in the cache, in the layout of a Hugging Face folder without weights.
 """
 
+import atexit
+import functools
 import hashlib
-import json
+import logging
 import os
 import re
 import shutil
@@ -14,13 +16,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..protocol.gguf_file import first_part, is_gguf
 from . import hub
+from .cached_folder import CacheNotWritableError, cache_dir, filled_folder, is_intact
 from .gguf_metadata import generation_config_from_gguf, hf_config_from_gguf, read_metadata
 from .gguf_tokenizer import convert_gguf_tokenizer
+from .json_files import read_json, write_json
+
+logger = logging.getLogger("corespan.engine")
 
 CONVERSION_VERSION = 2
 """Raised whenever what is written for a GGUF file changes, so that older conversions are not read."""
+
+_HASHED_BYTES = 2**24
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
@@ -44,30 +51,42 @@ def resolve_model(name: str, revision: str | None = None, with_tokenizer: bool =
     `hub.ModelFetchError`.
     """
     path = _local_path(name, revision)
-    if path.is_file():
+    if path.suffix == ".gguf":
         return _gguf_files(path, with_tokenizer)
     tokenizer = str(path) if any((path / file).is_file() for file in TOKENIZER_FILES) else None
     return ModelFiles(
         path=str(path),
-        hf_config=_read_json(path / "config.json"),
-        generation_config=_read_json(path / "generation_config.json") if _has(path, "generation_config.json") else {},
+        hf_config=read_json(path / "config.json"),
+        generation_config=read_json(path / "generation_config.json") if _has(path, "generation_config.json") else {},
         tokenizer_dir=tokenizer,
     )
 
 
+def fetch_model(name: str, revision: str | None = None) -> Path:
+    """Makes all of a model available that starting it needs, and returns its folder. What the cache holds of it is
+    checked by checksums, and mended; a GGUF file's tokenizer is converted beforehand.
+
+    Raises `hub.ModelFetchError`, or ValueError for files that are not a model.
+    """
+    folder = hub.pull(name, revision, verify=True)
+    path = _model_in(folder)
+    if path.suffix == ".gguf":
+        _converted(path, with_tokenizer=True, verify=True)
+    return folder
+
+
 def _local_path(name: str, revision: str | None) -> Path:
-    """The absolute path of a folder with a config.json or of a GGUF file, under the name that it was given by: what a
-    link in a download cache leads to has no suffix, and no other parts beside it."""
+    """The absolute path of a folder with a config.json or of a .gguf file."""
     if name in hub.SHORT_NAMES:
         return _model_in(hub.pull(name, revision))
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))
     if path.is_dir():
         return _model_in(path.resolve())
     if path.is_file():
-        if not is_gguf(path):
+        if path.suffix != ".gguf":
             raise ValueError(f"{path} is neither a folder in Hugging Face layout nor a .gguf file")
-        return first_part(_absolute(path))
-    if not HUB_ID.fullmatch(name) or path.suffix.lower() in (".gguf", ".safetensors"):
+        return path.resolve()
+    if not HUB_ID.fullmatch(name) or path.suffix in (".gguf", ".safetensors"):
         raise FileNotFoundError(f"no such model file or folder: {path.absolute()}")
     return _model_in(hub.pull(name, revision))
 
@@ -75,76 +94,81 @@ def _local_path(name: str, revision: str | None) -> Path:
 def _model_in(folder: Path) -> Path:
     if _has(folder, "config.json"):
         return folder
-    files = sorted({first_part(_absolute(file)) for file in folder.iterdir() if file.suffix.lower() == ".gguf"})
+    files = sorted(folder.glob("*.gguf"))
     if len(files) == 1:
-        return files[0]
+        return files[0].resolve()
     if files:
         raise ValueError(f"{folder} holds several .gguf files; name one: {', '.join(file.name for file in files)}")
     raise ValueError(f"{folder} holds no model: neither a config.json nor a .gguf file is in it")
 
 
-def _absolute(path: Path) -> Path:
-    return path.parent.resolve() / path.name
-
-
 def _gguf_files(path: Path, with_tokenizer: bool) -> ModelFiles:
-    folder = _conversion_folder(path, with_tokenizer)
-    if not folder.is_dir():
-        _convert(path, folder, with_tokenizer)
+    folder = _converted(path, with_tokenizer)
     return ModelFiles(
         path=str(path),
-        hf_config=_read_json(folder / "config.json"),
-        generation_config=_read_json(folder / "generation_config.json"),
-        tokenizer_dir=str(folder) if _has(folder, "tokenizer.json") else None,
+        hf_config=read_json(folder / "config.json"),
+        generation_config=read_json(folder / "generation_config.json"),
+        tokenizer_dir=str(folder) if with_tokenizer and _has(folder, "tokenizer.json") else None,
     )
 
 
-def _conversion_folder(path: Path, with_tokenizer: bool) -> Path:
-    """Named after the file's identity: a file that has changed or was replaced gets another folder."""
-    stat = path.stat()
-    identity = (CONVERSION_VERSION, with_tokenizer, str(path), stat.st_ino, stat.st_size, stat.st_mtime_ns)
-    key = hashlib.sha256(repr(identity).encode()).hexdigest()[:16]
-    return hub.cache_dir() / "converted" / f"{path.stem}-{key}"
+def _converted(path: Path, with_tokenizer: bool, verify: bool = False) -> Path:
+    """The folder that holds what is worked out of the file; made where it is not there, or damaged (see `is_intact`).
+
+    Where the cache cannot be written it is a temporary folder, which ends with this process.
+    """
+    key = _content_key(path)
+    names = [key] if with_tokenizer else [key, f"{key}-without-tokenizer"]
+    try:
+        return _kept_conversion(path, cache_dir() / "converted", names, with_tokenizer, verify)
+    except CacheNotWritableError as error:
+        reason = str(error)
+    logger.warning(
+        "What is worked out of %s cannot be kept in the cache, and is worked out at each start: %s. "
+        "Set CORESPAN_CACHE to a folder that can be written.",
+        path.name,
+        reason,
+    )
+    return _kept_conversion(path, _temporary_folder(), names, with_tokenizer, verify)
 
 
-def _convert(path: Path, folder: Path, with_tokenizer: bool) -> None:
-    """Writes the folder beside its place and renames it, so that a reader sees all of it or nothing."""
+def _kept_conversion(path: Path, parent: Path, names: list[str], with_tokenizer: bool, verify: bool) -> Path:
+    """One of the folders of these `names`, the last of which is made where none is intact."""
+    for folder in (parent / name for name in names):
+        if is_intact(folder, thoroughly=verify):
+            return folder
     metadata = read_metadata(path)
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        staging = Path(tempfile.mkdtemp(prefix=".converting-", dir=folder.parent))
-    except OSError as error:
-        raise OSError(
-            f"cannot keep the conversion of {path.name} under {folder.parent}: {error}; "
-            "set CORESPAN_CACHE to a folder that can be written"
-        ) from error
-    try:
-        _write_json(staging / "config.json", hf_config_from_gguf(metadata))
-        _write_json(staging / "generation_config.json", generation_config_from_gguf(metadata))
+    with filled_folder(folder, prefix=".converting-", replace=folder.is_dir()) as content:
+        write_json(content / "config.json", hf_config_from_gguf(metadata))
+        write_json(content / "generation_config.json", generation_config_from_gguf(metadata))
         if with_tokenizer and "tokenizer.ggml.model" in metadata:
-            convert_gguf_tokenizer(path, staging)
-        try:
-            staging.rename(folder)
-        except OSError:
-            if not folder.is_dir():  # another process may have been first; its conversion is the same
-                raise
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
+            convert_gguf_tokenizer(path, content)
+    return folder
+
+
+def _content_key(path: Path) -> str:
+    """A hash of the file's beginning, where all that is converted stands, and its size: the same for a copy of it.
+
+    With weights behind them a header's tables take 10 MB at most, so that hashing does not grow with the model.
+    """
+    with path.open("rb") as file:
+        beginning = hashlib.sha256(file.read(_HASHED_BYTES))
+    beginning.update(repr((CONVERSION_VERSION, path.stat().st_size)).encode())
+    return beginning.hexdigest()[:16]
+
+
+@functools.cache
+def _temporary_folder() -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="corespan-converted-"))
+    owner = os.getpid()
+
+    def remove() -> None:
+        if os.getpid() == owner:  # not in its forks
+            shutil.rmtree(folder, ignore_errors=True)
+
+    atexit.register(remove)
+    return folder
 
 
 def _has(folder: Path, name: str) -> bool:
     return (folder / name).is_file()
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} must hold a JSON object, not {type(content).__name__}")
-    return content
-
-
-def _write_json(path: Path, content: dict[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=2) + os.linesep, encoding="utf-8")

@@ -35,7 +35,7 @@ class RequestOutputCollector:
             waiter = self._waiter
             if waiter is not None:
                 self._waiter = None
-                if not waiter.done():
+                if not waiter.done() and not waiter.get_loop().is_closed():
                     waiter.set_result(None)
         elif isinstance(self._slot, RequestOutput):
             self._slot.add(output, aggregate=self._aggregate)

@@ -4,10 +4,11 @@ reference, so that an engine that is dropped goes away although the task runs.
 
 import asyncio
 import logging
+import threading
 
 from ..client.base import AsyncEngineCoreClient
 from ..protocol import envs
-from ..protocol.errors import EngineDeadError
+from ..protocol.errors import EngineDeadError, as_error_of
 from ..protocol.outputs import EngineCoreOutputs, SchedulerStats
 from .metrics.loggers import StatLoggerManager
 from .metrics.stats import IterationStats
@@ -31,22 +32,32 @@ class OutputHandler:
         self._logger_manager = logger_manager
         self._chunk_size = max(envs.VLLM_V1_OUTPUT_PROC_CHUNK_SIZE, 1)
         self._task: asyncio.Task[None] | None = None
+        self._start_lock = threading.Lock()  # of two loops at once, one gets the engine
 
     def ensure_running(self) -> None:
         """Starts the task in the running loop unless it is there. Raises RuntimeError while another loop has it."""
         loop = asyncio.get_running_loop()
-        if self._task is not None and not self._task.done():
-            if self._task.get_loop() is loop:
-                return
-            if self._task.get_loop().is_running():
-                raise RuntimeError("the engine is in use in another event loop, which is still running")
-        self._task = loop.create_task(self._run(), name="corespan-output-handler")
+        with self._start_lock:
+            self.require_own_loop()
+            if self._task is None or self._task.done() or self._task.get_loop() is not loop:
+                self._task = loop.create_task(self._run(), name="corespan-output-handler")
+
+    def require_own_loop(self) -> None:
+        """Raises RuntimeError while another event loop, which still runs, uses the engine."""
+        if self._task is None or self._task.done():
+            return
+        own_loop = self._task.get_loop()
+        if own_loop is not asyncio.get_running_loop() and own_loop.is_running():
+            raise RuntimeError("the engine is in use in another event loop, which is still running")
 
     async def _run(self) -> None:
         try:
             while True:
                 await self._handle(await self._engine_core.get_output_async())
-        except Exception as error:
+        except (asyncio.CancelledError, GeneratorExit):
+            raise  # the loop ends
+        except BaseException as failure:
+            error = as_error_of("the output handler", failure)
             if not isinstance(error, EngineDeadError):
                 logger.exception("The output handler failed")
             self.failure = error

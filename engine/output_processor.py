@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ..protocol.errors import errors_of, may_be_ctrl_c, raised_in
 from ..protocol.outputs import EngineCoreOutput, FinishReason
 from ..protocol.param_checks import reject_type
 from ..protocol.requests import EngineCoreRequest
@@ -66,22 +67,26 @@ class OutputProcessor:
     ) -> None:
         """Expect outputs for `request`, the child `request_index` of `parent_req` if given.
 
-        Raises ValueError where a request with the same internal id is running.
+        Raises ValueError where a request with the same internal id, or the same parent's id, is running.
         """
         request_id = request.request_id
-        if request_id in self.request_states:
-            raise ValueError(f"a request with the id {request_id!r} is running already")
-        state = RequestState(
-            request,
-            prompt_text,
-            parent_req,
-            request_index,
-            queue,
-            self.tokenizer,
-            self._decoder,
-            RequestStateStats(arrival_time=request.arrival_time) if self.log_stats else None,
-            self.stream_interval,
-        )
+        own_ids = {request_id} if parent_req is None else {request_id, parent_req.request_id}
+        for used_id in own_ids:
+            if used_id in self.request_states or self.parent_requests.get(used_id, parent_req) is not parent_req:
+                raise ValueError(f"a request with the id {used_id!r} is running already")
+        stats = RequestStateStats(arrival_time=request.arrival_time) if self.log_stats else None
+        with errors_of("the tokenizer's decode"):
+            state = RequestState(
+                request,
+                prompt_text,
+                parent_req,
+                request_index,
+                queue,
+                self.tokenizer,
+                self._decoder,
+                stats,
+                self.stream_interval,
+            )
         self.request_states[request_id] = state
         self.external_req_ids.setdefault(state.external_req_id, set()).add(request_id)
         if parent_req is not None:
@@ -122,11 +127,11 @@ class OutputProcessor:
             if iteration_stats is not None and state.stats is not None:
                 iteration_stats.update_from_output(output, engine_core_timestamp, state.stats)
             finish_reason, stop_reason = output.finish_reason, output.stop_reason
-            stop = state.absorb(output)
-            if stop is not None:
+            ending = _absorb(state, output)
+            if ending is not None:
                 if finish_reason is None:
                     result.reqs_to_abort.append(output.request_id)
-                finish_reason, stop_reason = FinishReason.STOP, stop
+                finish_reason, stop_reason = ending
             goes_on = False
             if state.session_open and finish_reason is not None:
                 goes_on = state.end_piece(finish_reason, stop_reason, bool(output.new_token_ids))
@@ -155,7 +160,7 @@ class OutputProcessor:
         for given_id in (request_ids,) if isinstance(request_ids, str) else request_ids:
             for request_id in self._running_ids(given_id, internal):
                 state = self.request_states[request_id]
-                state.detokenizer.update((), finished=True, stopped_by_token=False)
+                _absorb(state, EngineCoreOutput(request_id, [], finish_reason=FinishReason.ABORT))
                 self._emit(state, FinishReason.ABORT, None, iteration_stats)
                 aborted.append(request_id)
         return aborted
@@ -245,3 +250,14 @@ class OutputProcessor:
             longest = state.num_generated if parent is None else parent.max_num_generation_tokens
             iteration_stats.max_num_generation_tokens_iter.append(longest)
             iteration_stats.n_params_iter.append(1 if parent is None else parent.n)
+
+
+def _absorb(state: RequestState, output: EngineCoreOutput) -> tuple[FinishReason, int | str] | None:
+    """Take in tokens. Where the shell ends the request, how: on a stop string, or because its tokenizer fails."""
+    try:
+        stop = state.absorb(output)
+    except BaseException as error:
+        if may_be_ctrl_c(error):
+            raise
+        return FinishReason.ERROR, raised_in("the tokenizer's decode", error)
+    return None if stop is None else (FinishReason.STOP, stop)

@@ -6,6 +6,7 @@ Called by the input processor for raw prompts and by `LLM` for chats; users may 
 import dataclasses
 import logging
 import operator
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -90,13 +91,13 @@ class TokenizeParams:
 
 @dataclass(frozen=True, slots=True)
 class ChatParams:
-    """How a conversation becomes text. `chat_template`: a template or one's name; None: the model's own.
+    """How a conversation becomes text. `chat_template`: a template's text, its file or its name; None: the model's own.
 
     `chat_template_content_format`: whether the template is given a message's parts ("openai") or their text
     ("string"); "auto" looks at what the template reads.
     """
 
-    chat_template: str | None = None
+    chat_template: str | os.PathLike[str] | None = None
     chat_template_content_format: Literal["auto", "string", "openai"] = "auto"
     add_generation_prompt: bool = True
     continue_final_message: bool = False
@@ -105,8 +106,8 @@ class ChatParams:
 
     def __post_init__(self) -> None:
         """Raises VLLMValidationError for what is none of these; tools are checked with the messages."""
-        if not isinstance(self.chat_template, str | None):
-            reject("chat_template", self.chat_template, "None, a template's text or the name of one of the model's")
+        if not isinstance(self.chat_template, str | os.PathLike | None):
+            reject("chat_template", self.chat_template, "None, a template's text, its file or one of the model's names")
         if self.chat_template_content_format not in _CONTENT_FORMATS:
             reject("chat_template_content_format", self.chat_template_content_format, f"one of {_CONTENT_FORMATS}")
         as_bool("add_generation_prompt", self.add_generation_prompt)
@@ -163,7 +164,7 @@ class Renderer:
 
     def _apply_template(self, conversation: Sequence[Any], params: ChatParams) -> tuple[list[dict[str, Any]], str]:
         tokenizer = self._need_tokenizer("chat")
-        template = tokenizer.select_template(params.chat_template, with_tools=params.tools is not None)
+        template = tokenizer.get_chat_template(params.chat_template, params.tools)
         content_format = params.chat_template_content_format
         if content_format == "auto":
             content_format = "openai" if reads_content_parts(template) else "string"

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ..protocol.errors import VLLMValidationError
+from ..protocol.errors import EngineGenerateError, VLLMValidationError, as_error_of
 from ..protocol.param_checks import reject_type
 from ..protocol.params import RequestOutputKind, SamplingParams
 from ..protocol.requests import EngineCoreRequest
@@ -40,11 +40,14 @@ _OF_THE_WHOLE_REQUEST = (
 )
 
 
+_END = object()
+
+
 class PromptStreamError(Exception):
     """Carries what the caller's generator, or a check of one of its pieces, raised to whoever reads the outputs."""
 
-    def __init__(self, cause: BaseException) -> None:
-        super().__init__(str(cause))
+    def __init__(self, cause: Exception) -> None:
+        super().__init__()
         self.cause = cause
 
 
@@ -67,9 +70,10 @@ def _refuse(parameter: str, value: object, legal: str) -> None:
 
 async def first_piece(pieces: AsyncIterator[Any], params: SamplingParams) -> StreamingInput:
     """The piece that opens the request, with its params settled. Raises ValueError where there is none."""
-    async for piece in pieces:
-        return settled(piece, params)
-    raise ValueError("the prompt is empty: its generator ended without a piece")
+    piece = await _next_piece(pieces)
+    if piece is _END:
+        raise ValueError("the prompt is empty: its generator ended without a piece")
+    return settled(piece, params)
 
 
 def settled(piece: Any, params: SamplingParams) -> StreamingInput:
@@ -113,7 +117,7 @@ async def send_pieces(
     Ends early where the request does. An error goes to the collector.
     """
     try:
-        async for piece in pieces:
+        while (piece := await _next_piece(pieces)) is not _END:
             await collector.unanswered_pieces.acquire()
             request, text = await process(settled(piece, opening.sampling_params))
             request = as_piece(request, opening.cache_salt)
@@ -124,10 +128,26 @@ async def send_pieces(
         closing = msgspec.structs.replace(opening, prompt_token_ids=[0], resumable=False)
         if processor.extend_session(closing):
             await send(closing)
-    except asyncio.CancelledError as error:
-        task = asyncio.current_task()
-        if task is None or task.cancelling():
-            raise  # nobody reads any more
-        collector.put(PromptStreamError(error))  # the generator's own affair: the reader must not wait for ever
     except Exception as error:
-        collector.put(PromptStreamError(error))
+        collector.put(PromptStreamError(as_error_of("the prompt's processing", error)))
+
+
+async def _next_piece(pieces: AsyncIterator[Any]) -> Any:
+    """What the caller's generator yields next, `_END` behind the last.
+
+    Raises EngineGenerateError in place of what is no error but would end a task, its event loop or the program, unless
+    it is the end of this very task.
+    """
+    task = asyncio.current_task()
+    cancelled_before = task.cancelling() if task is not None else 0
+    try:
+        return await anext(pieces)
+    except StopAsyncIteration:
+        return _END
+    except BaseException as error:
+        if isinstance(error, asyncio.CancelledError) and (task is None or task.cancelling() > cancelled_before):
+            raise
+        call_error = as_error_of("the generator of the prompt", error)
+        if call_error is error:
+            raise
+        raise EngineGenerateError(str(call_error)) from error

@@ -1,23 +1,31 @@
 """The shell's tokenizer: text to token ids and back, straight on the `tokenizers` library.
 
-Built once per engine by `get_tokenizer`. torch and transformers stay unloaded unless a model's folder has no
-`tokenizer.json`; then transformers' own class does the work behind the same interface.
+Built once per engine by `get_tokenizer`; users get the same object. It answers as transformers' tokenizers do, under
+their names, and refuses by name what it does not do. torch and transformers stay unloaded unless a model's folder has
+no `tokenizer.json` or brings a tokenizer class of its own.
 """
 
+import copy
 import functools
-import json
 import os
-from collections.abc import Sequence
-from typing import Any, Literal, overload
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, overload
 
+import numpy as np
 import tokenizers
 from tokenizers import AddedToken
 
 from ..protocol.config import ModelConfig
-from .chat_template import render_chat_template
+from .batch_encoding import BatchEncoding, Lengths, resolve_lengths
+from .chat_template import choose_template, render_chat_template
+from .json_files import read_json_if_there
 from .token_bound import TokenBound, token_bound
+from .tokenizer_files import Token, TokenizerSettings, read_settings, tokenizer_path
 
-_NAMED_SPECIALS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_CLEANED_UP = (" .", " ?", " !", " ,", " n't", " 'm", " 's", " 've", " 're")  # these lose their space
+Text = str | Sequence[str] | Sequence[Sequence[str]]
 
 
 def get_tokenizer(model_config: ModelConfig) -> "Tokenizer | None":
@@ -29,115 +37,193 @@ def get_tokenizer(model_config: ModelConfig) -> "Tokenizer | None":
 
 def load_tokenizer(folder: str, trust_remote_code: bool = False) -> "Tokenizer":
     """The tokenizer kept in `folder`. Raises ValueError or OSError where there is none that can be read."""
-    path = os.path.join(folder, "tokenizer.json")
-    if not os.path.isfile(path):
-        return _load_with_transformers(folder, trust_remote_code)
+    path = tokenizer_path(Path(folder))
+    if not path.is_file() or (trust_remote_code and _brings_code(Path(folder))):
+        from .transformers_tokenizer import load_with_transformers
+
+        return load_with_transformers(folder, trust_remote_code)
+    text = path.read_text(encoding="utf-8")
     try:
-        backend = tokenizers.Tokenizer.from_file(path)
+        backend = tokenizers.Tokenizer.from_str(text)
     except Exception as error:  # the library raises nothing more specific
         raise ValueError(f"{path} cannot be read as a tokenizer: {error}") from error
-    return Tokenizer(backend, _read_config(folder))
+    return Tokenizer(backend, read_settings(Path(folder), backend, is_byte_level='"ByteLevel"' in text))
 
 
-def _load_with_transformers(folder: str, trust_remote_code: bool) -> "Tokenizer":
-    from transformers import AutoTokenizer
-
-    inner = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
-    config = {name: str(token) for name, token in inner.special_tokens_map.items() if isinstance(token, str)}
-    if inner.chat_template is not None:
-        config["chat_template"] = inner.chat_template
-    if inner.is_fast:
-        return Tokenizer(inner.backend_tokenizer, config)
-    return TransformersTokenizer(inner, config)
+def _brings_code(folder: Path) -> bool:
+    return "auto_map" in read_json_if_there(folder / "tokenizer_config.json")
 
 
-def _read_config(folder: str) -> dict[str, Any]:
-    """`tokenizer_config.json`, with the chat templates that newer folders keep in files of their own."""
-    config: dict[str, Any] = {}
-    path = os.path.join(folder, "tokenizer_config.json")
-    if os.path.isfile(path):
-        with open(path, encoding="utf-8") as file:
-            config = json.load(file)
-    path = os.path.join(folder, "special_tokens_map.json")
-    if os.path.isfile(path):
-        with open(path, encoding="utf-8") as file:
-            for name, token in json.load(file).items():
-                config.setdefault(name, token)
-    path = os.path.join(folder, "chat_template.jinja")
-    if os.path.isfile(path):
-        with open(path, encoding="utf-8") as file:
-            config["chat_template"] = file.read()
-    return config
+class _SpecialToken:
+    """`bos_token` and its like: the token's text, None where there is none. May be set to another token."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, tokenizer: "Tokenizer", owner: type | None = None) -> str | None:
+        return tokenizer.special_tokens_map.get(self.name)
+
+    def __set__(self, tokenizer: "Tokenizer", token: Token | None) -> None:
+        tokenizer.set_special_token(self.name, token)
 
 
-def _content(token: Any) -> str | None:
-    """A special token's text; configurations spell it as text or as an object with a `content`."""
-    if isinstance(token, dict):
-        token = token.get("content")
-    return token if isinstance(token, str) else None
+class _SpecialTokenId:
+    """`bos_token_id` and its like."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.token_name = name.removesuffix("_id")
+
+    def __get__(self, tokenizer: "Tokenizer", owner: type | None = None) -> int | None:
+        token = tokenizer.special_tokens_map.get(self.token_name)
+        return None if token is None else tokenizer.convert_tokens_to_ids(token)
+
+    def __set__(self, tokenizer: "Tokenizer", token_id: int | None) -> None:
+        token = None if token_id is None else tokenizer.convert_ids_to_tokens(token_id)
+        tokenizer.set_special_token(self.token_name, token)
 
 
 class Tokenizer:
-    """One model's vocabulary. `backend` is the `tokenizers` object, None where transformers does the work."""
+    """One model's vocabulary and the settings around it. Safe to call from several threads."""
 
-    def __init__(self, backend: "tokenizers.Tokenizer | None", config: dict[str, Any]) -> None:
-        self.backend = backend
-        self.chat_template = _chat_templates(config.get("chat_template"))
-        tokens = {name: _content(config.get(name)) for name in _NAMED_SPECIALS}
-        self.special_tokens_map = {name: token for name, token in tokens.items() if token is not None}
-        if backend is not None:
-            self._prepare(backend, config)
-        self.bos_token_id = self._named_id("bos_token")
-        self.eos_token_id = self._named_id("eos_token")
-        self.all_special_ids = self._special_ids()
+    is_fast = True
+    pad_token_type_id = 0
+
+    bos_token, bos_token_id = _SpecialToken(), _SpecialTokenId()
+    eos_token, eos_token_id = _SpecialToken(), _SpecialTokenId()
+    unk_token, unk_token_id = _SpecialToken(), _SpecialTokenId()
+    sep_token, sep_token_id = _SpecialToken(), _SpecialTokenId()
+    pad_token, pad_token_id = _SpecialToken(), _SpecialTokenId()
+    cls_token, cls_token_id = _SpecialToken(), _SpecialTokenId()
+    mask_token, mask_token_id = _SpecialToken(), _SpecialTokenId()
+
+    def __init__(self, backend: "tokenizers.Tokenizer", settings: TokenizerSettings | None = None) -> None:
+        settings = settings or TokenizerSettings()
+        self._take_over(settings)
+        self.backend_tokenizer = backend
+        backend.no_truncation()
+        backend.no_padding()
+        backend.encode_special_tokens = settings.split_special_tokens
+        backend.add_tokens(_missing_tokens(backend, settings))
+        added = backend.get_added_tokens_decoder()
+        self.skipped_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        """The ids that decoding with `skip_special_tokens` leaves out."""
+        self._cutting_backend_lock = threading.Lock()
+
+    def _take_over(self, settings: TokenizerSettings) -> None:
+        self.name_or_path = settings.name_or_path
+        self.chat_template = settings.chat_template
+        self.model_max_length = settings.model_max_length
+        self.padding_side = settings.padding_side
+        self.truncation_side = settings.truncation_side
+        self.model_input_names = settings.model_input_names
+        self.clean_up_tokenization_spaces = settings.clean_up_tokenization_spaces
+        self.split_special_tokens = settings.split_special_tokens
+        self._special_tokens = {name: str_of(token) for name, token in settings.special_tokens.items()}
+        self.extra_special_tokens = [str_of(token) for token in settings.extra_special_tokens]
+
+    # Special tokens
 
     @property
-    def is_fast(self) -> bool:
-        return self.backend is not None
+    def special_tokens_map(self) -> dict[str, str]:
+        """The special tokens that have names, by these."""
+        return dict(self._special_tokens)
+
+    def set_special_token(self, name: str, token: Token | None) -> None:
+        if token is None:
+            self._special_tokens.pop(name, None)
+        elif isinstance(token, (str, AddedToken)):
+            self._special_tokens[name] = str_of(token)
+        else:
+            raise ValueError(f"{name} must be None or a token's text, got {token!r}")
 
     @property
-    def bos_token(self) -> str | None:
-        return self.special_tokens_map.get("bos_token")
+    def extra_special_tokens_ids(self) -> list[int]:
+        return self.convert_tokens_to_ids(self.extra_special_tokens)
 
     @property
-    def eos_token(self) -> str | None:
-        return self.special_tokens_map.get("eos_token")
+    def all_special_tokens(self) -> list[str]:
+        return list(dict.fromkeys([*self._special_tokens.values(), *self.extra_special_tokens]))
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`. Raises ValueError where it holds lone surrogates, which no UTF-8 text can."""
-        check_encodable(text)
-        ids: list[int] = self._fast.encode(text, add_special_tokens=add_special_tokens).ids
-        return ids
+    @property
+    def all_special_ids(self) -> list[int]:
+        return self.convert_tokens_to_ids(self.all_special_tokens)
 
-    def decode(
-        self,
-        ids: Sequence[int],
-        skip_special_tokens: bool = True,
-        spaces_between_special_tokens: bool = True,
-    ) -> str:
-        """Text of `ids`; ids outside the vocabulary give nothing. Spaces between special tokens are a matter of
-        transformers' older classes only."""
-        text: str = self._fast.decode(list(ids), skip_special_tokens=skip_special_tokens)
-        return text
+    def __getattr__(self, name: str) -> Any:
+        """Special tokens by names of the model's own, such as `image_token` and `image_token_id`."""
+        special: dict[str, str] = self.__dict__.get("_special_tokens", {})
+        if name in special:
+            return special[name]
+        if name.endswith("_id") and name.removesuffix("_id") in special:
+            return self.convert_tokens_to_ids(special[name.removesuffix("_id")])
+        raise AttributeError(
+            f"corespan's tokenizer has no {name!r}; transformers' own is at hand by "
+            f"AutoTokenizer.from_pretrained({self.__dict__.get('name_or_path', '')!r})"
+        )
 
-    def convert_ids_to_tokens(self, ids: Sequence[int]) -> list[str | None]:
-        """The vocabulary's own spelling of each id, None for an id that is not in it."""
-        return [self._fast.id_to_token(token_id) for token_id in ids]
+    # The vocabulary
 
-    def convert_tokens_to_ids(self, tokens: Sequence[str]) -> list[int | None]:
-        return [self._fast.token_to_id(token) for token in tokens]
-
-    def get_vocab(self) -> dict[str, int]:
-        vocab: dict[str, int] = self._fast.get_vocab(with_added_tokens=True)
-        return vocab
+    @property
+    def vocab_size(self) -> int:
+        """How many tokens there are without the added ones; `len()` counts these too."""
+        return int(self.backend_tokenizer.get_vocab_size(with_added_tokens=False))
 
     def __len__(self) -> int:
-        return int(self._fast.get_vocab_size(with_added_tokens=True))
+        return int(self.backend_tokenizer.get_vocab_size(with_added_tokens=True))
+
+    def __bool__(self) -> bool:
+        return True
+
+    def get_vocab(self) -> dict[str, int]:
+        vocab: dict[str, int] = self.backend_tokenizer.get_vocab(with_added_tokens=True)
+        return vocab
+
+    @property
+    def vocab(self) -> dict[str, int]:
+        return self.get_vocab()
+
+    def get_added_vocab(self) -> dict[str, int]:
+        return {token.content: token_id for token_id, token in self.added_tokens_decoder.items()}
+
+    @property
+    def added_tokens_encoder(self) -> dict[str, int]:
+        return self.get_added_vocab()
+
+    @property
+    def added_tokens_decoder(self) -> dict[int, AddedToken]:
+        return dict(sorted(self.backend_tokenizer.get_added_tokens_decoder().items()))
+
+    @overload
+    def convert_tokens_to_ids(self, tokens: str) -> int: ...  # type: ignore[overload-overlap]  # a str is one token
+    @overload
+    def convert_tokens_to_ids(self, tokens: Sequence[str]) -> list[int]: ...
+    def convert_tokens_to_ids(self, tokens: str | Sequence[str]) -> int | list[int]:
+        """The id of each token; `unk_token_id` for one that is not in the vocabulary, None where there is none."""
+        if not isinstance(tokens, str):
+            return [self.convert_tokens_to_ids(token) for token in tokens]
+        token_id: int | None = self.backend_tokenizer.token_to_id(tokens)
+        if token_id is None and (unknown := self.unk_token) is not None:
+            token_id = self.backend_tokenizer.token_to_id(unknown)
+        return token_id  # type: ignore[return-value]  # None as in transformers, which declares an int too
+
+    @overload
+    def convert_ids_to_tokens(self, ids: int, skip_special_tokens: bool = False) -> str: ...
+    @overload
+    def convert_ids_to_tokens(self, ids: Sequence[int], skip_special_tokens: bool = False) -> list[str]: ...
+    def convert_ids_to_tokens(self, ids: int | Sequence[int], skip_special_tokens: bool = False) -> str | list[str]:
+        """The vocabulary's own spelling of each id, None for an id that is not in it."""
+        to_token = self.backend_tokenizer.id_to_token
+        if isinstance(ids, int):
+            return to_token(ids)  # type: ignore[return-value]  # None as in transformers, which declares a str too
+        skipped = set(self.all_special_ids) if skip_special_tokens else set()
+        return [to_token(token_id) for token_id in map(int, ids) if token_id not in skipped]  # type: ignore[misc]
+
+    def num_special_tokens_to_add(self, pair: bool = False) -> int:
+        return int(self.backend_tokenizer.num_special_tokens_to_add(pair))
 
     @functools.cached_property
     def has_byte_fallback(self) -> bool:
         """Whether characters outside the vocabulary are spelled as tokens like `<0x0A>`."""
-        return self.convert_tokens_to_ids(["<0x0A>"])[0] is not None
+        return "<0x0A>" in self.get_vocab()
 
     @functools.cached_property
     def max_token_id(self) -> int:
@@ -149,137 +235,334 @@ class Tokenizer:
 
     @functools.cached_property
     def _token_bound(self) -> TokenBound | None:
-        return None if self.backend is None else token_bound(self.backend)
+        return token_bound(self.backend_tokenizer)
 
-    @overload
-    def apply_chat_template(
-        self,
-        messages: Sequence[Any],
-        chat_template: str | None = None,
-        *,
-        tools: Sequence[dict[str, Any]] | None = None,
-        add_generation_prompt: bool = False,
-        continue_final_message: bool = False,
-        tokenize: Literal[False] = False,
-        **template_kwargs: Any,
-    ) -> str: ...
-    @overload
-    def apply_chat_template(
-        self,
-        messages: Sequence[Any],
-        chat_template: str | None = None,
-        *,
-        tools: Sequence[dict[str, Any]] | None = None,
-        add_generation_prompt: bool = False,
-        continue_final_message: bool = False,
-        tokenize: Literal[True],
-        **template_kwargs: Any,
-    ) -> list[int]: ...
-    def apply_chat_template(
-        self,
-        messages: Sequence[Any],
-        chat_template: str | None = None,
-        *,
-        tools: Sequence[dict[str, Any]] | None = None,
-        add_generation_prompt: bool = False,
-        continue_final_message: bool = False,
-        tokenize: bool = False,
-        **template_kwargs: Any,
-    ) -> str | list[int]:
-        """Write a conversation as the model's prompt text, or with `tokenize` as the ids of that text.
+    # Text to ids
 
-        `chat_template`: template text, or the name of one of the model's templates; None: the model's own.
-        Raises ValueError where there is no template, it fails, or the messages do not suit it.
+    def __call__(
+        self,
+        text: Text | None = None,
+        text_pair: Text | None = None,
+        text_target: None = None,
+        text_pair_target: None = None,
+        add_special_tokens: bool = True,
+        padding: bool | str = False,
+        truncation: bool | str | None = None,
+        max_length: int | None = None,
+        stride: int = 0,
+        is_split_into_words: bool = False,
+        pad_to_multiple_of: int | None = None,
+        padding_side: str | None = None,
+        return_tensors: str | None = None,
+        return_token_type_ids: bool | None = None,
+        return_attention_mask: bool | None = None,
+        return_overflowing_tokens: bool = False,
+        return_special_tokens_mask: bool = False,
+        return_offsets_mapping: bool = False,
+        return_length: bool = False,
+        verbose: bool = True,
+        split_special_tokens: bool | None = None,
+    ) -> BatchEncoding:
+        """A text, or a list of texts, as `input_ids`, `attention_mask` and what else is asked for.
+
+        Raises ValueError for arguments that are none of transformers', for lone surrogates, and for padding without a
+        `pad_token`.
         """
-        text = render_chat_template(
-            self.select_template(chat_template, with_tools=tools is not None),
-            messages,
-            tools=tools,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            variables={**self.special_tokens_map, **template_kwargs},
-        )
-        return self.encode(text, add_special_tokens=False) if tokenize else text
+        refuse(text_target=text_target, text_pair_target=text_pair_target)
+        inputs, is_batch = _as_batch(text, text_pair, is_split_into_words)
+        lengths = self._lengths(padding, truncation, max_length, stride, pad_to_multiple_of, padding_side)
+        split = self.split_special_tokens if split_special_tokens is None else split_special_tokens
+        sources = self._encode_batch(inputs, add_special_tokens, is_split_into_words, lengths, split)
+        encodings = [piece for source in sources for piece in _pieces(source, return_overflowing_tokens)]
+        names = self.model_input_names
+        wanted = {
+            "input_ids": ("ids", True),
+            "token_type_ids": ("type_ids", _default(return_token_type_ids, "token_type_ids" in names)),
+            "attention_mask": ("attention_mask", _default(return_attention_mask, "attention_mask" in names)),
+            "special_tokens_mask": ("special_tokens_mask", return_special_tokens_mask),
+            "offset_mapping": ("offsets", return_offsets_mapping),
+        }
+        fields = {name: field for name, (field, is_wanted) in wanted.items() if is_wanted}
+        data: dict[str, Any] = {name: [getattr(piece, field) for piece in encodings] for name, field in fields.items()}
+        if not is_batch and return_tensors is None and not return_overflowing_tokens:
+            data = {name: values[0] for name, values in data.items()}
+        if return_length:
+            data["length"] = [len(piece.ids) for piece in encodings]
+        if return_overflowing_tokens:
+            data["overflow_to_sample_mapping"] = [
+                n for n, source in enumerate(sources) for _ in _pieces(source, return_overflowing_tokens)
+            ]
+        return BatchEncoding(data, encodings).convert_to_tensors(return_tensors)
 
-    def select_template(self, chosen: str | None, with_tools: bool) -> str:
-        """`chosen` itself, the template of that name, or the model's own. Raises ValueError where there is none."""
-        if chosen is not None:
-            return self.chat_template.get(chosen, chosen)
-        for name in ("tool_use", "default") if with_tools else ("default",):
-            if name in self.chat_template:
-                return self.chat_template[name]
-        if self.chat_template:
-            raise ValueError(
-                f"this model has several chat templates and no default; pass one of the names "
-                f"{sorted(self.chat_template)} as chat_template"
-            )
-        raise ValueError("this model has no chat template; pass one as chat_template")
-
-    @property
-    def _fast(self) -> "tokenizers.Tokenizer":
-        assert self.backend is not None
-        return self.backend
-
-    def _named_id(self, name: str) -> int | None:
-        token = self.special_tokens_map.get(name)
-        return None if token is None else self.convert_tokens_to_ids([token])[0]
-
-    def _special_ids(self) -> frozenset[int]:
-        added = self._fast.get_added_tokens_decoder()
-        return frozenset(token_id for token_id, token in added.items() if token.special)
-
-    def _prepare(self, backend: "tokenizers.Tokenizer", config: dict[str, Any]) -> None:
-        """Let the configuration have its say on which tokens are special, and no setting cut or pad a prompt."""
-        backend.no_truncation()
-        backend.no_padding()
-        listed = config.get("added_tokens_decoder", {}).values()
-        special = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
-        wanted = [*self.special_tokens_map.values(), *(t["content"] for t in listed if t.get("special"))]
-        missing = [token for token in dict.fromkeys(wanted) if token not in special]
-        # A token outside the vocabulary would get an id that the model has no row for.
-        known = [token for token in missing if backend.token_to_id(token) is not None]
-        backend.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in known])
-
-
-class TransformersTokenizer(Tokenizer):
-    """The same interface on a tokenizer class of transformers that has no fast backend."""
-
-    def __init__(self, inner: Any, config: dict[str, Any]) -> None:
-        self.inner = inner
-        super().__init__(None, config)
-
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+    @overload
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
+    @overload
+    def encode(
+        self, text: Text, text_pair: Text | None = None, add_special_tokens: bool = True, **options: Any
+    ) -> Any: ...
+    def encode(self, text: Text, text_pair: Text | None = None, add_special_tokens: bool = True, **options: Any) -> Any:
+        """Token ids of `text`; `options` are those of a call. Raises ValueError where it holds lone surrogates, which
+        no UTF-8 text can."""
+        if not isinstance(text, str) or text_pair is not None or options:
+            return self(text, text_pair, add_special_tokens=add_special_tokens, **options)["input_ids"]
         check_encodable(text)
-        return list(self.inner.encode(text, add_special_tokens=add_special_tokens))
+        return self.backend_tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
 
+    def tokenize(
+        self, text: str, pair: str | None = None, add_special_tokens: bool = False, **options: Any
+    ) -> list[str]:
+        return self(text, pair, add_special_tokens=add_special_tokens, **options).tokens()
+
+    def _lengths(
+        self,
+        padding: bool | str,
+        truncation: bool | str | None,
+        max_length: int | None,
+        stride: int,
+        pad_to_multiple_of: int | None,
+        padding_side: str | None,
+    ) -> Lengths:
+        pads, cuts, limit = resolve_lengths(padding, truncation, max_length, self.model_max_length, pad_to_multiple_of)
+        if pads is not None and self.pad_token_id is None:
+            raise ValueError("padding needs a pad_token, and this tokenizer has none; set one of its tokens as such")
+        side = padding_side or self.padding_side
+        if side not in ("left", "right"):
+            raise ValueError(f"padding_side must be 'left' or 'right', got {side!r}")
+        return Lengths(pads, cuts, limit, stride, pad_to_multiple_of, side, self.truncation_side)
+
+    def _encode_batch(
+        self, inputs: list[Any], add_special_tokens: bool, is_split_into_words: bool, lengths: Lengths, split: bool
+    ) -> "list[tokenizers.Encoding]":
+        options = {"add_special_tokens": add_special_tokens, "is_pretokenized": is_split_into_words}
+        if lengths.are_as_they_come and split == self.backend_tokenizer.encode_special_tokens:
+            return list(self.backend_tokenizer.encode_batch(inputs, **options))
+        backend = self._cutting_backend
+        with self._cutting_backend_lock:
+            backend.encode_special_tokens = split
+            backend.no_truncation()
+            backend.no_padding()
+            if lengths.truncation is not None:
+                assert lengths.max_length is not None
+                backend.enable_truncation(
+                    lengths.max_length,
+                    stride=lengths.stride,
+                    strategy=lengths.truncation,
+                    direction=lengths.truncation_side,
+                )
+            if lengths.padding is not None:
+                backend.enable_padding(
+                    length=lengths.max_length if lengths.padding == "max_length" else None,
+                    direction=lengths.padding_side,
+                    pad_id=self.pad_token_id,
+                    pad_token=self.pad_token,
+                    pad_type_id=self.pad_token_type_id,
+                    pad_to_multiple_of=lengths.pad_to_multiple_of,
+                )
+            try:
+                return list(backend.encode_batch(inputs, **options))
+            except Exception as error:  # the library raises nothing more specific
+                raise ValueError(f"the text cannot be cut and padded as asked for: {error}") from error
+
+    @functools.cached_property
+    def _cutting_backend(self) -> "tokenizers.Tokenizer":
+        """A copy for calls that cut and pad: with the library that is state, which other threads must not meet."""
+        return copy.deepcopy(self.backend_tokenizer)
+
+    # Ids to text
+
+    @overload
     def decode(
         self,
-        ids: Sequence[int],
-        skip_special_tokens: bool = True,
+        token_ids: int | Sequence[int],
+        skip_special_tokens: bool = False,
+        clean_up_tokenization_spaces: bool | None = None,
         spaces_between_special_tokens: bool = True,
-    ) -> str:
-        return str(
-            self.inner.decode(
-                list(ids),
-                skip_special_tokens=skip_special_tokens,
-                spaces_between_special_tokens=spaces_between_special_tokens,
-            )
+    ) -> str: ...
+    @overload
+    def decode(
+        self,
+        token_ids: Any,
+        skip_special_tokens: bool = False,
+        clean_up_tokenization_spaces: bool | None = None,
+        spaces_between_special_tokens: bool = True,
+    ) -> Any: ...
+    def decode(
+        self,
+        token_ids: Any,
+        skip_special_tokens: bool = False,
+        clean_up_tokenization_spaces: bool | None = None,
+        spaces_between_special_tokens: bool = True,
+    ) -> Any:
+        """Text of an id or of a sequence of ids, a list of texts for a list of sequences; ids outside the vocabulary
+        give nothing. Spaces between special tokens are a matter of transformers' older classes only."""
+        token_ids = _plain_ids(token_ids)
+        if isinstance(token_ids, int):
+            token_ids = [token_ids]
+        cleans = clean_up_tokenization_spaces
+        if token_ids and isinstance(token_ids[0], (list, tuple)):
+            options = (skip_special_tokens, cleans, spaces_between_special_tokens)
+            return [self.decode(sequence, *options) for sequence in token_ids]
+        text: str = self._decode_ids(token_ids, skip_special_tokens, spaces_between_special_tokens)
+        return self._cleaned_up(text) if _default(cleans, self.clean_up_tokenization_spaces) else text
+
+    def batch_decode(self, sequences: Any, skip_special_tokens: bool = False, **options: Any) -> list[str]:
+        sequences = _plain_ids(sequences)
+        if len(sequences) and not isinstance(sequences[0], (list, tuple)):
+            sequences = [sequences]
+        return [self.decode(sequence, skip_special_tokens, **options) for sequence in sequences]
+
+    def convert_tokens_to_string(self, tokens: list[str]) -> str:
+        decoder = self.backend_tokenizer.decoder
+        return " ".join(tokens) if decoder is None else str(decoder.decode(tokens))
+
+    def _decode_ids(self, token_ids: Sequence[int], skip_special: bool, spaces_between_special: bool) -> str:
+        text: str = self.backend_tokenizer.decode(token_ids, skip_special_tokens=skip_special)
+        return text
+
+    def _cleaned_up(self, text: str) -> str:
+        """Without the spaces that word pieces leave before punctuation; a BPE vocabulary has none of these."""
+        if isinstance(self.backend_tokenizer.model, tokenizers.models.BPE):
+            return text
+        for spaced in _CLEANED_UP:
+            text = text.replace(spaced, spaced[1:])
+        return text.replace(" ' ", "'")
+
+    # Conversations
+
+    def apply_chat_template(
+        self,
+        conversation: Sequence[Any],
+        tools: Sequence[dict[str, Any]] | None = None,
+        documents: Sequence[dict[str, Any]] | None = None,
+        chat_template: str | os.PathLike[str] | None = None,
+        add_generation_prompt: bool = False,
+        continue_final_message: bool = False,
+        tokenize: bool = True,
+        sanitize_control_tokens: bool = False,
+        padding: bool | str = False,
+        truncation: bool | str = False,
+        max_length: int | None = None,
+        return_tensors: str | None = None,
+        return_dict: bool = True,
+        return_assistant_tokens_mask: bool = False,
+        tokenizer_kwargs: Mapping[str, Any] | None = None,
+        **template_kwargs: Any,
+    ) -> Any:
+        """A conversation, or a list of these, as a `BatchEncoding` of the model's prompt; without `return_dict` as
+        token ids, without `tokenize` as text.
+
+        `chat_template`: a template's text, its file's path, or the name of one of the model's; None: the model's own.
+        Raises ValueError where there is no template, it fails, or the messages do not suit it.
+        """
+        refuse(
+            sanitize_control_tokens=sanitize_control_tokens,
+            return_assistant_tokens_mask=return_assistant_tokens_mask,
+            continue_final_message=isinstance(continue_final_message, str) and continue_final_message,
         )
+        is_batch = bool(conversation) and isinstance(conversation[0], (list, tuple))
+        texts = [
+            render_chat_template(
+                self.get_chat_template(chat_template, tools),
+                messages,
+                tools=tools,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                variables={**self.special_tokens_map, "documents": documents, **template_kwargs},
+            )
+            for messages in (conversation if is_batch else [conversation])
+        ]
+        rendered = texts if is_batch else texts[0]
+        if not tokenize:
+            return rendered
+        encoded = self(
+            rendered,
+            padding=padding,
+            truncation=truncation,
+            max_length=max_length,
+            add_special_tokens=False,
+            return_tensors=return_tensors,
+            **(tokenizer_kwargs or {}),
+        )
+        return encoded if return_dict else encoded["input_ids"]
 
-    def convert_ids_to_tokens(self, ids: Sequence[int]) -> list[str | None]:
-        return list(self.inner.convert_ids_to_tokens(list(ids)))
+    def get_chat_template(
+        self, chat_template: str | os.PathLike[str] | None = None, tools: Sequence[Any] | None = None
+    ) -> str:
+        """The template's text; see `apply_chat_template`."""
+        return choose_template(self.chat_template, chat_template, with_tools=tools is not None)
 
-    def convert_tokens_to_ids(self, tokens: Sequence[str]) -> list[int | None]:
-        return list(self.inner.convert_tokens_to_ids(list(tokens)))
 
-    def get_vocab(self) -> dict[str, int]:
-        return dict(self.inner.get_vocab())
+def _missing_tokens(backend: "tokenizers.Tokenizer", settings: TokenizerSettings) -> list[AddedToken]:
+    """What the settings add to the tokens that `tokenizer.json` lists, or list otherwise than that does."""
+    present = backend.get_added_tokens_decoder().values()
+    known = {repr(token) for token in present}
+    missing = [token for token in settings.added_tokens if repr(token) not in known]
+    contents = {token.content for token in (*present, *missing)}
+    named = {str_of(token) for token in settings.special_tokens.values()}
+    for token in (*settings.special_tokens.values(), *settings.extra_special_tokens):
+        if str_of(token) not in contents:
+            missing.append(AddedToken(token, special=True) if isinstance(token, str) else token)
+            contents.add(str_of(token))
+    for token in missing:
+        token.special = token.special or token.content in named
+    return missing
 
-    def __len__(self) -> int:
-        return len(self.inner)
 
-    def _special_ids(self) -> frozenset[int]:
-        return frozenset(self.inner.all_special_ids)
+def str_of(token: Token) -> str:
+    return token if isinstance(token, str) else str(token.content)
+
+
+def _default(chosen: bool | None, default: bool) -> bool:
+    return default if chosen is None else chosen
+
+
+def _pieces(encoding: "tokenizers.Encoding", with_overflow: bool) -> "list[tokenizers.Encoding]":
+    return [encoding, *encoding.overflowing] if with_overflow else [encoding]
+
+
+def _plain_ids(token_ids: Any) -> Any:
+    """Ids as ints, lists and tuples, from arrays, tensors and what a call has returned too."""
+    if isinstance(token_ids, (dict, BatchEncoding)):
+        token_ids = token_ids["input_ids"]
+    if isinstance(token_ids, np.ndarray) or callable(getattr(token_ids, "tolist", None)):
+        return token_ids.tolist()
+    if isinstance(token_ids, (list, tuple)) and any(callable(getattr(part, "tolist", None)) for part in token_ids):
+        return [_plain_ids(part) for part in token_ids]
+    return token_ids if isinstance(token_ids, int) else list(token_ids)
+
+
+def _as_batch(text: Text | None, pair: Text | None, is_split_into_words: bool) -> tuple[list[Any], bool]:
+    """The inputs of a call, and whether it was given several. Raises ValueError for what is no text."""
+    for name, value in (("text", text), ("text_pair", pair)):
+        if value is not None or name == "text":
+            _check_texts(name, value)
+    first = text[0] if text and not isinstance(text, str) else None
+    is_batch = isinstance(first, (list, tuple)) if is_split_into_words else isinstance(text, (list, tuple))
+    if not is_batch:
+        return [(text, pair) if pair else text], False
+    assert text is not None
+    if pair is None:
+        return list(text), True
+    if isinstance(pair, str) or len(pair) != len(text):
+        raise ValueError(f"text_pair must be a list of as many texts as text has, {len(text)}")
+    return list(zip(text, pair, strict=True)), True
+
+
+def _check_texts(name: str, value: Any, depth: int = 0) -> None:
+    if isinstance(value, str):
+        check_encodable(value)
+    elif isinstance(value, (list, tuple)) and depth < 3:
+        for part in value:
+            _check_texts(name, part, depth + 1)
+    else:
+        raise ValueError(f"{name} must be a str or a list of them, got {type(value).__name__}")
+
+
+def refuse(**arguments: object) -> None:
+    """Raises NotImplementedError naming those that are not at their neutral value, None or False."""
+    for name, value in arguments.items():
+        if value is not None and value is not False:
+            raise NotImplementedError(f"corespan's tokenizer does not support {name}; transformers' own does")
 
 
 def check_encodable(text: str) -> None:
@@ -291,12 +574,3 @@ def check_encodable(text: str) -> None:
             f"the text holds a lone surrogate (U+{ord(text[error.start]):04X} at character {error.start}), "
             "which no UTF-8 text can"
         ) from None
-
-
-def _chat_templates(configured: Any) -> dict[str, str]:
-    """Templates by name; a model's only one is called "default"."""
-    if isinstance(configured, str):
-        return {"default": configured}
-    if isinstance(configured, dict):
-        return dict(configured)
-    return {entry["name"]: entry["template"] for entry in configured or ()}

@@ -29,6 +29,9 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     def vocab_size(self) -> int:
         return int(self.hf_config["vocab_size"])
 
+    def get_vocab_size(self) -> int:
+        return self.vocab_size
+
 
 class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The KV cache. `num_gpu_blocks` counts blocks on whichever device; None until the core has sized it."""
@@ -78,6 +81,11 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True):
     shutdown_timeout: float = 0.0  # seconds a core may drain on SIGTERM
     step_timeout: float | None = None  # seconds a step may take before the core counts as hung; None: no limit
 
+    @property
+    def world_size(self) -> int:
+        """Workers of the engine."""
+        return 1
+
     def __post_init__(self) -> None:
         if self.core_address is not None and not _is_one_interface(self.core_address):
             raise ValueError(
@@ -102,6 +110,7 @@ def _is_one_interface(address: str) -> bool:
 
 class ObservabilityConfig(msgspec.Struct, frozen=True, kw_only=True):
     otlp_traces_endpoint: str | None = None
+    torch_profiler_dir: str | None = None  # for the traces of start_profile(), before VLLM_TORCH_PROFILER_DIR
 
 
 class VllmConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,4 +1,9 @@
-"""The exceptions a caller can meet. All of them are raised in the user's process."""
+"""The exceptions a caller can meet, all of them raised in the user's process; and what is made of those that code of
+the user's raises inside the engine, which may be of any kind.
+"""
+
+import signal
+from contextlib import ContextDecorator
 
 
 class EngineDeadError(Exception):
@@ -28,3 +33,51 @@ class VLLMValidationError(ValueError):
         super().__init__(message)
         self.parameter = parameter
         self.value = value
+
+
+def text_of(error: BaseException) -> str:
+    """`str(error)`, also of an exception that cannot be shown, and fit to be sent."""
+    try:
+        return str(error).encode(errors="backslashreplace").decode()
+    except BaseException as failure:
+        return f"(its str() raises {type(failure).__name__})"
+
+
+def raised_in(where: str, error: BaseException) -> str:
+    """One line on an exception that code of the user's raised, such as a method of theirs."""
+    return f"{where} raised {type(error).__name__}: {text_of(error)}"
+
+
+def may_be_ctrl_c(error: BaseException) -> bool:
+    """Whether this may be the user's wish to stop, and not one call's error. In a core's process it never is."""
+    return isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
+
+
+def as_error_of(where: str, error: BaseException) -> Exception:
+    """`error` itself where callers can be expected to deal with it, else a RuntimeError that names it and `where`: what
+    would end a task, a thread or a loop, or cannot even be shown, is an error of the call it was raised in.
+    """
+    if isinstance(error, Exception) and not isinstance(error, StopIteration | StopAsyncIteration):
+        try:
+            str(error), repr(error)
+        except BaseException:
+            pass
+        else:
+            return error
+    return RuntimeError(raised_in(where, error))
+
+
+class errors_of(ContextDecorator):  # noqa: N801
+    """Around a call of the user's code, also as a decorator: makes `as_error_of(where, ...)` of whatever it raises."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, error_type: object, error: BaseException | None, traceback: object) -> None:
+        if error is None or may_be_ctrl_c(error):
+            return
+        call_error = as_error_of(self._where, error)
+        if call_error is not error:
+            raise call_error from error

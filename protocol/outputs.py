@@ -178,4 +178,8 @@ class HandshakeFailed(msgspec.Struct, tag="FAILED"):
     traceback: str
 
 
-HandshakeMessage = HandshakeHello | HandshakeInit | HandshakeReady | HandshakeFailed
+class HandshakeLeaving(msgspec.Struct, tag="LEAVING"):
+    """core -> launcher: it exits as it was told to; its clients have been sent the last of what is theirs."""
+
+
+HandshakeMessage = HandshakeHello | HandshakeInit | HandshakeReady | HandshakeFailed | HandshakeLeaving

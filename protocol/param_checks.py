@@ -31,6 +31,8 @@ def _complaint(field: str, value: object, legal: str) -> str:
         shown = repr(value)
     except RecursionError:
         shown = f"a {type(value).__name__} too deeply nested to show"
+    except Exception:
+        shown = f"a {type(value).__name__} that cannot be shown"
     if len(shown) > 80:
         shown = shown[:77] + "..."
     return f"{field} must be {legal}, got {shown}"

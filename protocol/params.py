@@ -57,7 +57,7 @@ class SamplingType(enum.IntEnum):
 class SupportsEncode(Protocol):
     """The part of a tokenizer that `update_bad_words` needs."""
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
 
 
 class SamplingParams(msgspec.Struct, omit_defaults=True, repr_omit_defaults=True, dict=True):

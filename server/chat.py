@@ -49,7 +49,8 @@ class ChatSession:
         max_model_len = self.engine.vllm_config.model_config.max_model_len
         room = max_model_len - min(self.params.max_tokens or 1, max_model_len // 2)
         while True:
-            text = tokenizer.apply_chat_template(self.opening + self.turns, add_generation_prompt=True)
+            conversation = self.opening + self.turns
+            text: str = tokenizer.apply_chat_template(conversation, add_generation_prompt=True, tokenize=False)
             token_ids = tokenizer.encode(text, add_special_tokens=False)
             if len(token_ids) <= room:
                 return token_ids

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from .. import __version__
-from ..engine.hub import DEFAULT_MODEL, SHORT_NAMES, ModelFetchError, pull
+from ..engine.hub import DEFAULT_MODEL, SHORT_NAMES, ModelFetchError
 from ..protocol.errors import EngineDeadError
 
 if TYPE_CHECKING:
@@ -30,6 +30,9 @@ environment:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; returns the exit status: 0, 1 for an error told in one line, 130 after Ctrl-C."""
     options = build_parser().parse_args(arguments)
+    if options.command is run_vllm:
+        run_vllm(options)
+        return 0
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     try:
         return int(options.command(options))
@@ -62,6 +65,11 @@ def build_parser() -> argparse.ArgumentParser:
     command.add_argument("--system", help="the system message that opens the conversation")
     _add_sampling_options(command, temperature=0.2, top_p=0.9, max_tokens=1024)
     command.set_defaults(command=run_chat)
+
+    command = commands.add_parser("run-vllm", help="run a script written for vLLM", description=run_vllm.__doc__)
+    command.add_argument("script", help="a Python file")
+    command.add_argument("arguments", nargs=argparse.REMAINDER, help="what the script finds in sys.argv")
+    command.set_defaults(command=run_vllm)
     return parser
 
 
@@ -104,8 +112,12 @@ def _add_sampling_options(command: argparse.ArgumentParser, temperature: float, 
 
 
 def run_pull(options: argparse.Namespace) -> int:
-    """Fetches a model: a short name into corespan's cache, a hub id into the hub client's. Prints where it lies."""
-    print(pull(options.model, options.revision))
+    """Fetches a model: a short name into corespan's cache, a hub id into the hub client's. Prints where it lies.
+
+    What is there already is checked, and fetched again where it is damaged."""
+    from ..engine.model_source import fetch_model
+
+    print(fetch_model(options.model, options.revision))
     return 0
 
 
@@ -140,6 +152,15 @@ def run_chat(options: argparse.Namespace) -> int:
     finally:
         engine.shutdown()
     return 0
+
+
+def run_vllm(options: argparse.Namespace) -> None:
+    """Runs a script as it is; what it imports from vllm comes from corespan. What it raises is raised."""
+    from ..vllm._run import run_script
+
+    if not os.path.isfile(options.script):
+        sys.exit(f"corespan: error: there is no file {options.script}")
+    run_script(options.script, options.arguments)
 
 
 def _sampling_params(options: argparse.Namespace) -> "SamplingParams":

@@ -4,9 +4,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from odd_errors import ODD_ERRORS, raise_odd
 from prompts import PROMPTS, greedy, tokens
 
 from corespan import RequestOutput, SamplingParams
+from corespan.engine.detokenizer import Detokenizer
+from corespan.engine.renderer import Renderer
 
 
 @pytest.mark.parametrize("n", [1, 4])
@@ -90,6 +93,64 @@ def test_without_random_ids_a_live_id_is_refused_and_free_again_after_the_end(
 
     assert tokens([first]) == tokens([alone])
     assert len(runner.stream(PROMPTS[1], greedy(4), request_id="twin")[-1].outputs[0].token_ids) == 4
+
+
+@pytest.mark.parametrize(("num_first", "num_second"), [(2, 1), (1, 2), (2, 2)])
+def test_without_random_ids_a_live_id_is_refused_whichever_of_the_two_has_several_answers(
+    runner: Any, monkeypatch: pytest.MonkeyPatch, num_first: int, num_second: int
+) -> None:
+    monkeypatch.setenv("VLLM_DISABLE_REQUEST_ID_RANDOMIZATION", "1")
+
+    def params(n: int, max_tokens: int) -> SamplingParams:
+        return SamplingParams(n=n, temperature=1.0, seed=5, max_tokens=max_tokens, ignore_eos=True)
+
+    alone = runner.stream(PROMPTS[0], params(num_first, 40))[-1]
+
+    def same_id_again() -> None:
+        for _ in range(2):
+            with pytest.raises(ValueError, match="twin"):
+                runner.stream(PROMPTS[1], params(num_second, 4), request_id="twin")
+
+    first = runner.with_neighbour(PROMPTS[0], params(num_first, 40), same_id_again, request_id="twin")
+
+    assert first.finished and tokens([first]) == tokens([alone])
+    again = runner.stream(PROMPTS[1], params(num_second, 4), request_id="twin")
+    assert again[-1].finished
+    assert runner.is_idle()
+
+
+@pytest.mark.parametrize("name", [name for name in ODD_ERRORS if name != "KeyboardInterrupt"])  # that may be Ctrl-C
+def test_whatever_a_tokenizer_raises_is_the_error_of_its_request(
+    runner: Any, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    (alone,) = runner.generate(PROMPTS[2], greedy(60))
+    update, render = Detokenizer.update, Renderer.render_cmpl
+
+    def poisoned_update(detokenizer: Detokenizer, *arguments: Any) -> Any:
+        if detokenizer.params.max_tokens == 7:
+            raise_odd(name)
+        return update(detokenizer, *arguments)
+
+    def poisoned_render(renderer: Renderer, prompts: list[Any], *arguments: Any) -> Any:
+        if prompts == ["poison"]:
+            raise_odd(name)
+        return render(renderer, prompts, *arguments)
+
+    monkeypatch.setattr(Detokenizer, "update", poisoned_update)
+    monkeypatch.setattr(Renderer, "render_cmpl", poisoned_render)
+    failed: list[RequestOutput] = []
+
+    def decode_and_encode() -> None:
+        failed.extend(runner.stream(PROMPTS[0], greedy(7)))
+        with pytest.raises(RuntimeError, match=f"processing the prompt raised {name}"):
+            runner.stream("poison", greedy(4))
+
+    together = runner.with_neighbour(PROMPTS[2], greedy(60), decode_and_encode)
+
+    assert failed[-1].finished and failed[-1].outputs[0].finish_reason == "error"
+    assert f"the tokenizer's decode raised {name}" in str(failed[-1].outputs[0].stop_reason)
+    assert tokens([together]) == tokens([alone])
+    assert runner.is_idle()
 
 
 def test_a_request_that_the_core_rejects_ends_alone_with_an_error(runner: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -203,7 +203,9 @@ def test_allowed_tokens_are_the_only_ones_and_bad_words_do_not_appear(runner: An
     tokenizer = runner.engine.get_tokenizer()
     (plain,) = tokens(runner.generate(PROMPTS[1], greedy(30)))
     words = {tokenizer.decode([token]): token for token in plain}
-    banned = {word: token for word, token in words.items() if tokenizer.encode(word, False) == [token]}
+    banned = {
+        word: token for word, token in words.items() if tokenizer.encode(word, add_special_tokens=False) == [token]
+    }
     (without,) = tokens(runner.generate(PROMPTS[1], greedy(30, bad_words=list(banned))))
     assert banned and not set(banned.values()) & set(without)
 

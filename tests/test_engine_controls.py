@@ -225,12 +225,15 @@ def test_workers_are_reached_by_name_and_by_function(face: Face) -> None:
         ["Worker", 1, 2]
     ]
     assert face.call("apply_model", lambda model: model.config.vocab_size) == [65536]
+    assert face.call("collective_rpc", lambda worker: worker.rank) == [0]
+    assert face.call("collective_rpc", "reload_weights") == [None]
 
 
 def test_the_tasks_are_known_and_the_cache_can_be_emptied(face: Face) -> None:
     assert list(face.call("get_supported_tasks")) == ["generate"]
     assert face.call("reset_prefix_cache") is True
     assert face.call("reset_prefix_cache", reset_running_requests=True) is True
+    assert face.call("reset_mm_cache") is None
 
 
 def mapped_files(worker: Any) -> list[str]:
@@ -277,6 +280,7 @@ CONTROLS = {
     "resume_generation": [],
     "is_paused": [],
     "reset_prefix_cache": ["reset_running_requests"],
+    "reset_mm_cache": [],
     "start_profile": ["profile_prefix"],
     "stop_profile": [],
     "collective_rpc": ["method", "timeout", "args", "kwargs"],

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from odd_errors import ODD_ERRORS
 from sampler_driver import OnlyMultiplesProcessor
 
 from corespan import SamplingParams
@@ -205,3 +206,61 @@ def test_dict_updates_follow_the_batch() -> None:
     assert follow(BatchUpdate(2, added=[request(0, None)]))
     assert follow(BatchUpdate(1, removed=[1]))
     assert states == {}
+
+
+METHODS = ["is_argmax_invariant", "is_active", "update_state", "apply", "result"]
+ODD = [name for name in ODD_ERRORS if name != "KeyboardInterrupt"]  # in process, that may be the user's Ctrl-C
+
+
+def failing(method: str, error: str, **fields: Any) -> SamplingParams:
+    extra_args = {"method": method, "error": error}
+    return SamplingParams(**{"temperature": 0, "max_tokens": 6, "extra_args": extra_args, "ignore_eos": True} | fields)
+
+
+def test_whatever_a_processor_raises_ends_the_requests_it_was_to_serve_and_nothing_else(
+    make_runner: Callable[..., Any], runner: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also those of the shell's, where a client of another make has let a request through."""
+    from corespan.engine.input_processor import InputProcessor
+
+    (expected,) = runner.generate(["one two"], greedy())
+    of_a_path = make_runner(logits_processors=["failing_processors:FailingProcessor"])
+    with pytest.raises(RuntimeError, match="raised SystemExit"):
+        of_a_path.stream("one two", failing("validate_params", "SystemExit"))
+    monkeypatch.setattr(InputProcessor, "_check_params", lambda *arguments: None)
+    for method in [*METHODS, "validate_params"]:
+        for error in ODD:
+            output = of_a_path.stream("one two", failing(method, error))[-1].outputs[0]
+            assert output.finish_reason == "error"
+            named = "apply raised" if method == "result" else f"FailingProcessor.{method} raised {error}"
+            assert named in str(output.stop_reason)
+        (after,) = of_a_path.generate(["one two"], greedy())
+        assert list(after.outputs[0].token_ids) == list(expected.outputs[0].token_ids)
+    assert of_a_path.is_idle()
+
+
+def test_requests_beside_it_and_all_that_a_failed_update_may_have_missed_end_too(
+    make_llm: Callable[..., Any],
+) -> None:
+    llm = make_llm(logits_processors=["failing_processors:FailingProcessor"], max_num_batched_tokens=64)
+    long = {"prompt_token_ids": [5] * 200}  # is computed in chunks, and draws its first token later
+
+    outputs = llm.generate(["one two", "three", long], [greedy(), failing("update_state", "OfTheUsers"), greedy()])
+
+    assert [output.outputs[0].finish_reason for output in outputs] == ["error"] * 3
+    for sampled in (greedy(), SamplingParams(max_tokens=3, ignore_eos=True)):
+        (after,) = llm.generate("one two", sampled)
+        assert after.outputs[0].finish_reason == "length"
+
+
+@pytest.mark.parametrize("method", ["new_req_logits_processor", "apply"])
+def test_what_an_adapters_function_raises_ends_its_own_request_alone(make_llm: Callable[..., Any], method: str) -> None:
+    llm = make_llm(logits_processors=["failing_processors:FailingAdapter"])
+    (alone,) = llm.generate("one two", greedy())
+
+    outputs = llm.generate(["one two"] * 3, [greedy(), failing(method, "GeneratorExit"), greedy()])
+
+    assert [output.outputs[0].finish_reason for output in outputs] == ["length", "error", "length"]
+    assert "FailingAdapter.apply raised GeneratorExit" in str(outputs[1].outputs[0].stop_reason)
+    for output in (outputs[0], outputs[2]):
+        assert list(output.outputs[0].token_ids) == list(alone.outputs[0].token_ids)

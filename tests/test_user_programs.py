@@ -45,6 +45,37 @@ PROGRAMS = {
     ),
 }
 
+FORKING = """
+import asyncio, gc, os, sys
+from async_llm import PROMPT, build_async_llm, collect
+from clients import SMALL_ENGINE
+from corespan import LLM
+from prompts import greedy
+
+def generate():
+    if isinstance(engine, LLM):
+        (output,) = engine.generate(PROMPT, greedy(), use_tqdm=False)
+    else:
+        output = asyncio.run(collect(engine, "only", greedy()))[-1]
+    return output.outputs[0].token_ids
+
+kind, folder, ending = sys.argv[1:]
+engine = build_async_llm(folder) if kind == "async" else LLM(folder, **SMALL_ENGINE)
+before = generate()
+if os.fork() == 0:
+    try:
+        generate()
+    except RuntimeError as error:
+        print(error, flush=True)
+    if ending == "dropped":
+        del engine
+        gc.collect()
+    sys.exit(3)
+assert os.waitstatus_to_exitcode(os.wait()[1]) == 3
+assert generate() == before
+print("parent", os.getpid())
+"""
+
 
 STREAMING = """
 import asyncio, sys
@@ -109,3 +140,23 @@ def test_an_engine_works_after_torch_and_in_a_worker(
     assert done.returncode == 0, done.stderr
     ids = make_llm().get_tokenizer().encode(PROMPT)
     assert ast.literal_eval(done.stdout) == reference.greedy(ids, 8, eos_token_id=None)
+
+
+@pytest.mark.parametrize("ending", ["exits", "dropped"])
+@pytest.mark.parametrize("kind", ["inproc", "sync_mp", "async"])
+def test_a_fork_is_refused_and_its_end_leaves_the_engine_alone(tiny_llama_dir: str, kind: str, ending: str) -> None:
+    path = os.pathsep.join(filter(None, [SUPPORT, os.environ.get("PYTHONPATH")]))
+    multiprocess = "0" if kind == "inproc" else "1"
+    environment = {**os.environ, "PYTHONPATH": path, "VLLM_ENABLE_V1_MULTIPROCESSING": multiprocess}
+
+    done = subprocess.run(
+        [sys.executable, "-c", FORKING, kind, tiny_llama_dir, ending],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+    assert done.returncode == 0, done.stderr
+    refusal, owner = done.stdout.splitlines()
+    assert f"belongs to process {owner.split()[1]}" in refusal

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from ...protocol import envs
+from .source_hash import source_hash
 
 logger = logging.getLogger("corespan.core")
 
@@ -22,6 +23,9 @@ ISA_LEVELS = ("portable", "avx2", "avx512", "avx512bf16")
 Pointer = ctypes.c_void_p
 Int = ctypes.c_int64
 Double = ctypes.c_double
+
+
+_SOURCES = Path(__file__).with_name("csrc")
 
 
 class Operation(ctypes.Structure):
@@ -295,7 +299,9 @@ def _load() -> ctypes.CDLL | None:
         logger.warning("native kernels do not load, torch serves alone, slower: %s", error)
         return None
     if not _is_of_this_version(library):
-        logger.warning("native kernels are of another version, torch serves alone, slower: install corespan again")
+        logger.warning(
+            "native kernels were built from other sources, torch serves alone, slower: install corespan again"
+        )
         return None
     library.corespan_run.argtypes = [ctypes.c_int, Pointer, Int, ctypes.c_int]
     library.corespan_run.restype = None
@@ -303,8 +309,13 @@ def _load() -> ctypes.CDLL | None:
 
 
 def _is_of_this_version(library: ctypes.CDLL) -> bool:
-    """Whether the library was built from structs of the same sizes; running one that was not would crash."""
-    if not hasattr(library, "corespan_args_size"):
+    """Whether the library was built from the C++ sources that lie beside it, where there are any, and from structs of
+    the same sizes; running one that was not would crash or compute something else.
+    """
+    if not hasattr(library, "corespan_source_hash"):
+        return False
+    library.corespan_source_hash.restype = Int
+    if source_hash(_SOURCES) not in (None, library.corespan_source_hash()):
         return False
     library.corespan_args_size.argtypes = [Int]
     library.corespan_args_size.restype = Int

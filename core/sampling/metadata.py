@@ -12,6 +12,7 @@ from ..kernels.sampling import DrawParams
 from ..scheduler.output import NewRequestData
 from . import noise
 from .logits_processors.builtin import BUILTIN_PROCESSORS
+from .logits_processors.guarded import GuardedProcessor
 from .logits_processors.interface import (
     AddedRequest,
     BatchUpdate,
@@ -45,7 +46,8 @@ class SamplingBatch:
         self.logprobs: dict[int, SamplingParams] = {}  # rows that want logprobs
         self._rows: set[int] = set()
         self._output_token_ids: dict[int, list[int]] = {}  # rows whose processors look at what was generated
-        self._custom = load_logits_processors(vllm_config.model_config.logits_processors, vllm_config, self.device)
+        paths = vllm_config.model_config.logits_processors
+        self._custom = [GuardedProcessor(each) for each in load_logits_processors(paths, vllm_config, self.device)]
         builtin = [processor(vllm_config, self.device, False) for processor in BUILTIN_PROCESSORS]
         self.processors: list[LogitsProcessor] = [*builtin, *self._custom]
         self.active_processors: list[LogitsProcessor] = []
@@ -70,7 +72,7 @@ class SamplingBatch:
         params = request.sampling_params
         self._check_token_ids(params)
         for processor in self._custom:
-            processor.validate_params(params)
+            processor.check_params(params)
         self._enter_appended()
         self._forget(row)
         self._rows.add(row)
@@ -147,6 +149,12 @@ class SamplingBatch:
                 self._noise = noise.uniform(self.noise_seeds[rows], places)
             self._params.uniforms[:] = self._noise[ahead]
         return self._params
+
+    def explain(self, failed: dict[int, str], rows: np.ndarray) -> None:
+        """Says of the lines in `failed` whose processor failed that it did, and how. `rows`: [n], the lines' rows."""
+        for processor in self._custom:
+            for line in failed:
+                failed[line] = processor.failures.get(int(rows[line]), failed[line])
 
     def _enter_appended(self) -> None:
         self.num_tokens[self._drawn_rows] += self._num_appended

@@ -75,6 +75,8 @@ class Sampler:
             output = self._sample_shaped(logits, rows, grammar_rows, grammar_bitmask)
         for i in output.failed:
             output.token_ids[i] = -1
+        if output.failed:
+            batch.explain(output.failed, rows)
         return output
 
     @torch.inference_mode()

@@ -6,6 +6,7 @@ from typing import Protocol
 
 import numpy as np
 
+from ...protocol.errors import text_of
 from .output import SchedulerOutput
 from .request import Request, RequestStatus
 
@@ -50,8 +51,8 @@ class GrammarGate:
             try:
                 if self._the_manager.is_grammar_ready(request):
                     ready.append(request)
-            except Exception as error:  # whatever a grammar compiler raises is this request's fault alone
-                failed.append((request, str(error)))
+            except BaseException as error:  # whatever a grammar compiler raises is this request's fault alone
+                failed.append((request, text_of(error)))
         for request in [*ready, *(request for request, _ in failed)]:
             del self._compiling[request.request_id]
         return ready, failed

@@ -1,12 +1,13 @@
 """How much memory the machine has left for this process, and whether a model fits. The worker asks before it loads."""
 
 import math
-from pathlib import Path
+from collections.abc import Iterator
 
 import psutil
 import torch
 
 from ...protocol.config import ModelConfig
+from ...protocol.control_groups import own_groups, read
 from ..kernels.linear import BlockWeight, PackedWeight
 from ..models.decoder import expected_tensors
 from ..models.decoder_config import DecoderConfig
@@ -16,28 +17,28 @@ from ..models.tensor_source import TensorSource
 
 GIB = 1 << 30
 
-_CGROUP_FILES = (
-    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory.stat"),
-    (
-        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-        "/sys/fs/cgroup/memory/memory.usage_in_bytes",
-        "/sys/fs/cgroup/memory/memory.stat",
-    ),
-)
-
 
 def available_memory() -> int:
-    """Bytes that can still be used: what the system has available, or the container's limit allows, if that is less."""
-    available = int(psutil.virtual_memory().available)
-    for limit_file, usage_file, stat_file in _CGROUP_FILES:
-        try:
-            limit = int(Path(limit_file).read_text())
-            used = int(Path(usage_file).read_text())
-            statistics = dict(line.split() for line in Path(stat_file).read_text().splitlines())
-        except (OSError, ValueError):  # no such control group, or "max": no limit
-            continue
-        return max(0, min(available, limit - used + int(statistics.get("inactive_file", 0))))
-    return available
+    """Bytes that can still be used: what the system has available, or what the tightest of the control groups around
+    this process (a container's, a service's) has left, if that is less.
+    """
+    return max(0, min([int(psutil.virtual_memory().available), *_left_in_groups()]))
+
+
+def _left_in_groups() -> Iterator[int]:
+    """Of every control group that sets a limit. Cached files that nobody uses give way."""
+    for group in own_groups("memory"):
+        limits = [read(group / name) for name in ("memory.max", "memory.high", "memory.limit_in_bytes")]
+        used = read(group / "memory.current") or read(group / "memory.usage_in_bytes")
+        set_limits = [int(limit) for limit in limits if limit.isdigit()]  # not "max" or nothing
+        if set_limits and used.isdigit():
+            yield min(set_limits) - int(used) + _idle_file_bytes(read(group / "memory.stat"))
+
+
+def _idle_file_bytes(statistics: str) -> int:
+    """Of the group and those within; version 1 names that sum "total_"."""
+    figures = dict(line.split(maxsplit=1) for line in statistics.splitlines())
+    return int(figures.get("total_inactive_file") or figures.get("inactive_file") or 0)
 
 
 def weight_bytes(config: DecoderConfig, dtype: torch.dtype, quantization: str | None, source: TensorSource) -> int:

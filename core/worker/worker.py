@@ -28,6 +28,8 @@ class Worker:
     """A CPU worker. Raises ValueError at construction when the model is unknown, damaged or too large, or when
     `VLLM_BATCH_INVARIANT=1` asks for what this configuration cannot keep."""
 
+    rank = local_rank = 0  # there is but one
+
     def __init__(self, vllm_config: VllmConfig) -> None:
         self.vllm_config = vllm_config
         config = resolve_decoder_config(vllm_config.model_config.hf_config)
@@ -94,7 +96,8 @@ class Worker:
         return bool(self._asleep)
 
     def profile(self, is_start: bool = True, profile_prefix: str | None = None) -> str | None:
-        """Start recording, or stop and return the path of the Chrome trace, in VLLM_TORCH_PROFILER_DIR.
+        """Start recording, or stop and return the path of the Chrome trace, in the configured folder or
+        VLLM_TORCH_PROFILER_DIR.
 
         The file's name begins with `profile_prefix`, which may hold folders of its own. Raises ValueError when already,
         or not, recording.
@@ -111,11 +114,15 @@ class Worker:
         record_ranges(None)
         profiler.stop()
         name = f"{self._profile_prefix}-{os.getpid()}-{self._num_profiles}.trace.json"
-        path = os.path.abspath(os.path.join(envs.VLLM_TORCH_PROFILER_DIR or "", name))
+        folder = self.vllm_config.observability_config.torch_profiler_dir or envs.VLLM_TORCH_PROFILER_DIR or ""
+        path = os.path.abspath(os.path.join(folder, name))
         os.makedirs(os.path.dirname(path), exist_ok=True)
         self._num_profiles += 1
         profiler.export_chrome_trace(path)
         return path
+
+    def reload_weights(self) -> None:
+        """Changes nothing: the weights are those of the model's files, which `wake_up` reads again after a sleep."""
 
     def apply_model(self, func: Callable[[Decoder], Any]) -> Any:
         """Call `func` with the model. Raises RuntimeError while its weights are asleep."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ...protocol import envs
 from ...protocol.config import VllmConfig
+from ...protocol.errors import may_be_ctrl_c
 from ...protocol.outputs import PrefixCacheStats, SchedulerStats
 from .stats import IterationStats
 
@@ -102,7 +103,9 @@ class StatLoggerManager:
         for stat_logger in tuple(self.loggers):
             try:
                 tell(stat_logger)
-            except Exception:  # a logger of the user's can raise anything
+            except BaseException as error:  # a logger of the user's can raise anything
+                if may_be_ctrl_c(error):
+                    raise
                 logger.exception("%s failed and is told nothing more", type(stat_logger).__name__)
                 self.loggers.remove(stat_logger)
 

@@ -46,7 +46,7 @@ class PrometheusStatLogger(StatLoggerBase):
         self._make_request_metrics()
         self._describe_cache()
         self.record_sleep_state()
-        _engines.add(self)
+        ENGINES.add(self)
 
     def record(self, scheduler_stats: SchedulerStats | None, iteration_stats: IterationStats | None) -> None:
         if scheduler_stats is not None:
@@ -216,8 +216,8 @@ class _EngineMetrics(Collector):
             yield family
 
 
-_engines = _EngineMetrics()
-REGISTRY.register(_engines)
+ENGINES = _EngineMetrics()
+REGISTRY.register(ENGINES)
 
 
 def one_two_five(largest: int) -> Iterator[int]:

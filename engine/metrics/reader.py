@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from prometheus_client.metrics import MetricWrapperBase
+from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 
@@ -34,7 +35,21 @@ class Histogram(Metric):
     buckets: dict[str, int]
 
 
-def snapshot(collectors: Iterable[MetricWrapperBase]) -> list[Metric]:
+@dataclass(slots=True)
+class Vector(Metric):
+    """Figures by position. No metric of these engines is one; vLLM's speculative decoding has some."""
+
+    values: list[int]
+
+
+def get_metrics_snapshot() -> list[Metric]:
+    """The current values of all engines of this process, as they stand in Prometheus' registry."""
+    from .prometheus import ENGINES
+
+    return snapshot([ENGINES])
+
+
+def snapshot(collectors: Iterable[MetricWrapperBase | Collector]) -> list[Metric]:
     """The current values of all `collectors`, one metric per combination of labels."""
     return [metric for collector in collectors for family in collector.collect() for metric in _read(family)]
 

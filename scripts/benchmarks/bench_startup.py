@@ -23,7 +23,7 @@ def main() -> None:
     options = parser.parse_args()
     from hf_folder import hf_folder
 
-    from corespan.engine.hub import cache_dir
+    from corespan.engine.cached_folder import cache_dir
     from corespan.engine.model_source import resolve_model
 
     gguf = Path(resolve_model(options.model).path)

@@ -92,3 +92,20 @@ async def test_a_shutdown_in_the_loop_wakes_every_waiter(client):
     with pytest.raises(EngineDeadError, match="shut down"):
         await client.add_request_async(request("late"))
     client.shutdown()
+
+
+async def test_a_shutdown_leaves_the_sockets_to_a_busy_loop_until_it_has_let_go_of_them(client, monkeypatch):
+    """Closed before, their descriptors could be another's already when the loop takes its readers away."""
+    monkeypatch.setattr("corespan.client.inbox.DETACH_WAIT", 0.0)
+    await client.call_utility("is_sleeping")
+    link = client._supervisor.link
+    descriptors = [link.output_fd, link.process.channel.fileno()]
+    stopping = threading.Thread(target=client.shutdown)
+    stopping.start()
+    stopping.join(DEADLINE)  # holds the loop up
+    assert not stopping.is_alive()
+    assert [link.output_fd, link.process.channel.fileno()] == descriptors
+    while not link.released:
+        await asyncio.sleep(0)
+    loop = asyncio.get_running_loop()
+    assert not any(loop.remove_reader(descriptor) for descriptor in descriptors)

@@ -9,6 +9,7 @@ import pytest
 
 import corespan
 from corespan.client import cores
+from corespan.protocol import control_groups
 
 V1 = "3:cpu,cpuacct:{}\n2:memory:{}"
 V2 = "0::{}"
@@ -17,8 +18,8 @@ V2 = "0::{}"
 @pytest.fixture
 def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of control groups, still without any, of a process that may run on 8 cores."""
-    monkeypatch.setattr(cores, "_OWN_GROUPS", tmp_path / "own")
-    monkeypatch.setattr(cores, "_GROUPS", tmp_path / "cgroup")
+    monkeypatch.setattr(control_groups, "OWN_GROUPS", tmp_path / "own")
+    monkeypatch.setattr(control_groups, "ROOT", tmp_path / "cgroup")
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
     return tmp_path
 

@@ -158,6 +158,64 @@ def test_sigterm_to_the_core_alone_leaves_requests_the_time_configured(make_mp_b
             assert bridge.get_output().outputs == []
 
 
+def test_sigterm_that_is_repeated_does_not_begin_the_drain_anew(make_mp_bridge):
+    bridge = make_mp_bridge(step_seconds=0.02, parallel={"shutdown_timeout": 0.2})
+    pid = core_pid(bridge)
+    bridge.add(request("long", max_tokens=250))
+    ended = threading.Event()
+
+    def terminate_again_and_again():
+        with contextlib.suppress(ProcessLookupError):
+            while not ended.wait(0.01):
+                os.kill(pid, signal.SIGTERM)
+
+    terminator = threading.Thread(target=terminate_again_and_again)
+    terminator.start()
+    assert bridge.collect("long")[1] == {"long": FinishReason.ABORT}
+    ended.set()
+    terminator.join(DEADLINE)
+
+
+@pytest.fixture
+def ignored_sigchld():
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    yield
+    signal.signal(signal.SIGCHLD, before)
+
+
+@pytest.mark.parametrize("system_tells", [True, False])
+@pytest.mark.parametrize("trigger", [EXIT, KILL, signal.SIGRTMIN + 1])
+def test_the_cause_is_told_rightly_where_the_program_ignores_its_children(
+    make_mp_bridge, ignored_sigchld, monkeypatch, leftovers, trigger, system_tells
+):
+    """The system keeps an exit status for whoever asks later only since Linux 6.15."""
+    if not system_tells:
+        monkeypatch.setattr("corespan.client.child._PIDFD_GET_INFO", 0)
+    bridge = make_mp_bridge()
+    if trigger in (EXIT, KILL):
+        bridge.add(request("fatal", [1, trigger]))
+    else:
+        os.kill(core_pid(bridge), trigger)
+    with pytest.raises(EngineDeadError) as caught:
+        bridge.get_output()
+    known = {EXIT: "exited with code 3", KILL: "SIGKILL"}.get(trigger, f"signal {int(trigger)}")
+    assert known in str(caught.value) or "took its exit status" in str(caught.value)
+    if not system_tells:
+        assert "took its exit status" in str(caught.value)
+    assert leftovers.found() == []
+
+
+def test_a_program_that_ignores_its_children_ends_its_engine_in_order(make_mp_bridge, ignored_sigchld, leftovers):
+    bridge = make_mp_bridge()
+    bridge.call("pause_scheduler", "keep", False)
+    bridge.add(request("held"))
+    bridge.client.shutdown()
+    assert bridge.collect("held")[1] == {"held": FinishReason.ABORT}
+    with pytest.raises(EngineDeadError, match="shut down"):
+        bridge.get_output()
+    assert leftovers.found() == []
+
+
 def test_every_call_that_is_pending_at_the_death_fails(make_mp_bridge):
     bridge = make_mp_bridge()
     pid = core_pid(bridge)

@@ -188,3 +188,32 @@ def test_when_the_restarts_are_used_up_the_death_is_final(make_mp_bridge):
     assert bridge.client.engine_dead
     with pytest.raises(EngineDeadError):
         bridge.add(request("late"))
+
+
+@pytest.mark.parametrize("others_wait", [False, True])
+def test_calls_of_a_dead_core_fail_at_once_and_not_when_the_next_is_up(make_mp_bridge, others_wait):
+    bridge = restarting(make_mp_bridge)
+    supervisor = bridge.client._supervisor
+    start, may_start = supervisor._start, threading.Event()
+
+    def start_when_allowed():
+        assert may_start.wait(DEADLINE)
+        return start()
+
+    supervisor._start = start_when_allowed
+    bridge.call("pause_scheduler", "keep", False)
+    held = request("held")
+    bridge.add(held)
+    collected = []
+    waiter = threading.Thread(target=lambda: collected.append(bridge.collect("held")[0]))
+    if others_wait:
+        waiter.start()
+    with pytest.raises(EngineDeadError, match="SIGKILL"):
+        bridge.call("collective_rpc", "die")
+    assert not may_start.is_set()
+    if not others_wait:
+        waiter.start()
+    may_start.set()
+    bridge.call("resume_scheduler")
+    waiter.join(DEADLINE)
+    assert collected == [{"held": tokens_of(held)}]

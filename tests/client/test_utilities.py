@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from bridge import request, tokens_of
+from odd_errors import ODD_ERRORS
 
 
 def test_a_utility_answers_with_plain_data(make_bridge):
@@ -28,6 +29,29 @@ def test_an_exception_in_a_utility_comes_back_as_its_type(make_bridge):
     with pytest.raises(AttributeError, match="__init__"):
         bridge.call("__init__")
     fine = request("fine")
+    assert bridge.generate(fine)["fine"] == tokens_of(fine)
+
+
+def raised_by(call, name):
+    """What a call raises in which code of the user's has raised that odd error."""
+    if name == "KeyboardInterrupt" and call.__self__.kind == "inproc":
+        return pytest.raises(KeyboardInterrupt)  # it may be the user's own Ctrl-C
+    return pytest.raises(RuntimeError, match=name)
+
+
+@pytest.mark.parametrize("name", ODD_ERRORS)
+def test_whatever_a_call_raises_is_that_calls_error_and_names_the_method(make_bridge, name):
+    bridge = make_bridge()
+    fine = request("fine", max_tokens=30)
+    bridge.add(fine)
+    with raised_by(bridge.call, name) as caught:
+        bridge.call("collective_rpc", "raise_odd", None, [name])
+    assert caught.type is KeyboardInterrupt or "collective_rpc('raise_odd')" in str(caught.value)
+    assert bridge.collect("fine")[0]["fine"] == tokens_of(fine)
+    bridge.call("collective_rpc", "fail_to_sleep", None, [name])
+    with raised_by(bridge.call, name):
+        bridge.call("sleep", 1, "abort")
+    bridge.call("resume_scheduler")
     assert bridge.generate(fine)["fine"] == tokens_of(fine)
 
 

@@ -102,6 +102,10 @@ async def test_invalid_requests_raise_what_is_wrong_and_leave_nothing(engine: As
         await collect(engine, "no-params", None)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="request_id"):
         await collect(engine, 5, greedy())  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="data_parallel_rank must be None or 0"):
+        await anext(engine.generate("one two", greedy(), "elsewhere", data_parallel_rank=1))
+    async for _ in engine.generate("one two", greedy(), "here", data_parallel_rank=0):
+        pass
 
     assert await is_idle(engine)
 

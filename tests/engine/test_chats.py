@@ -131,9 +131,8 @@ def test_the_models_own_template_is_used_by_default(renderer: Renderer, referenc
 
 def test_the_tokenizer_itself_renders_and_tokenises(tokenizer: Tokenizer, reference: Any) -> None:
     for tokenize in (False, True):
-        options = {"add_generation_prompt": True, "tokenize": tokenize}
-        ours = tokenizer.apply_chat_template([USER], **options)
-        assert ours == reference.apply_chat_template([USER], return_dict=False, **options)
+        options = {"add_generation_prompt": True, "tokenize": tokenize, "return_dict": False}
+        assert tokenizer.apply_chat_template([USER], **options) == reference.apply_chat_template([USER], **options)
 
 
 def test_tools_and_tool_calls_render_as_in_transformers(renderer: Renderer, reference: Any) -> None:

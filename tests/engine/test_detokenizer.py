@@ -142,9 +142,7 @@ def test_the_random_cases_hold_what_is_awkward(tokenizers: dict[str, Tokenizer])
     for tokenizer in tokenizers.values():
         ids = tokenizer.encode(text, add_special_tokens=False)
         assert any(tokenizer.decode([token_id]).endswith("\ufffd") for token_id in ids)
-    assert tokenizers["byte level"].all_special_ids & set(
-        tokenizers["byte level"].encode(text, add_special_tokens=False)
-    )
+    assert tokenizers["byte level"].skipped_ids & set(tokenizers["byte level"].encode(text, add_special_tokens=False))
 
 
 @pytest.mark.parametrize("include", [True, False])
@@ -221,7 +219,7 @@ def test_the_ending_tokens_text_is_kept_on_request(byte_level: Tokenizer, genera
     words = byte_level.encode("The capital", add_special_tokens=False)
     params = SamplingParams(stop_token_ids=[words[0]], include_stop_str_in_output=True)
     outputs = generate(byte_level, [*words, words[0]], params, finish_reason=FinishReason.STOP)
-    assert text_of(outputs) == byte_level.decode([*words, words[0]])
+    assert text_of(outputs) == byte_level.decode([*words, words[0]], skip_special_tokens=True)
 
 
 def test_special_tokens_show_only_when_not_skipped(byte_level: Tokenizer, generate: Generate) -> None:
@@ -272,7 +270,7 @@ def test_endless_bytes_that_are_no_text_stay_cheap_and_exact(byte_level: Tokeniz
             decoded_lengths.append(len(ids))
             return super().decode(ids, *args, **kwargs)
 
-    watched = Watched(byte_level.backend, {})
+    watched = Watched(byte_level.backend_tokenizer)
     (continuation,) = byte_level.convert_tokens_to_ids(["Ģ"])  # the byte 0x80, which begins no character
     assert continuation is not None
     token_stream = FastStream(watched, [], True)
@@ -290,7 +288,7 @@ def test_stream_interval_holds_outputs_back_but_loses_nothing(
     counts = [len(output.outputs[0].token_ids) for output in outputs]
     if kind is DELTA:
         assert counts[0] == 1 and set(counts[1:-1]) == {4} and sum(counts) == len(token_ids)
-        assert joined(outputs) == byte_level.decode(token_ids)
+        assert joined(outputs) == byte_level.decode(token_ids, skip_special_tokens=True)
     else:
         assert counts[:3] == [1, 5, 9]
-        assert text_of(outputs) == byte_level.decode(token_ids)
+        assert text_of(outputs) == byte_level.decode(token_ids, skip_special_tokens=True)

@@ -1,13 +1,26 @@
 """`EngineArgs`: defaults, limits, and errors that name field, value and range."""
 
+import argparse
+import dataclasses
+import inspect
 import math
+import os
+import pydoc
+import re
+import subprocess
+import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 
-from corespan import AsyncEngineArgs, EngineArgs
+import corespan
+from corespan import LLM, AsyncEngineArgs, EngineArgs, VLLMValidationError
 from corespan.engine.engine_args import AUTO, UsageContext, model_length_limit, parse_max_model_len, resolve_dtype
+from corespan.engine.engine_options import EngineOptions, NeutralOptions
+from corespan.engine.neutral_args import NeutralArgs
+
+CACHE = Path(corespan.__file__).parent / ".mypy_cache" / "programs"
 
 
 @pytest.fixture
@@ -42,9 +55,6 @@ def test_a_max_model_len_that_is_none_is_refused(given: Any) -> None:
         parse_max_model_len(given)
 
 
-LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-
-
 @pytest.mark.parametrize(
     ("hf_config", "limit"),
     [
@@ -52,7 +62,7 @@ LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_fr
         ({"max_position_embeddings": 1024, "max_seq_len": 512}, 512),
         ({"max_position_embeddings": 1024, "rope_scaling": {"rope_type": "linear", "factor": 4.0}}, 4096),
         ({"max_position_embeddings": 1024, "rope_scaling": {"type": "linear", "factor": 2.0}}, 2048),
-        ({"max_position_embeddings": 1024, "rope_parameters": LLAMA3}, 1024),
+        ({"max_position_embeddings": 1024, "rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, 1024),
         ({"max_position_embeddings": 1024, "rope_scaling": None}, 1024),
     ],
 )
@@ -230,3 +240,107 @@ def test_logits_processors_are_classes_or_paths(config_of: Any) -> None:
         assert config_of(logits_processors=given).model_config.logits_processors == []
     paths = config_of(logits_processors=["a.b:C", Path]).model_config.logits_processors
     assert paths == ["a.b:C", f"{Path.__module__}:Path"]
+
+
+def test_options_that_mean_nothing_here_are_taken_at_neutral_values(config_of: Any) -> None:
+    plain = config_of()
+    defaults = {option.name: getattr(EngineArgs(), option.name) for option in dataclasses.fields(NeutralArgs)}
+    given = {
+        "tokenizer_mode": "hf",
+        "async_scheduling": True,
+        "data_parallel_rank": 0,
+        "cpu_offload_gb": 0.0,
+        "compilation_config": {},
+        "disable_custom_all_reduce": True,
+    }
+
+    assert config_of(**defaults) == plain
+    assert config_of(**dict.fromkeys(defaults)) == plain
+    assert config_of(**given, seed=None) == plain
+
+
+@pytest.mark.parametrize("option", dataclasses.fields(NeutralArgs), ids=lambda option: option.name)
+def test_other_values_of_theirs_are_refused_with_the_reason(config_of: Any, option: Any) -> None:
+    for value in ("turbo", 17, {"own": 1}, *([] if True in option.metadata["neutral"] else [True])):
+        with pytest.raises(VLLMValidationError, match=rf"^{option.name} is .* must be .*: \w") as raised:
+            config_of(**{option.name: value})
+        assert (raised.value.parameter, raised.value.value) == (option.name, value)
+
+
+def test_the_keyword_arguments_of_llm_are_the_fields_of_engine_args() -> None:
+    fields = get_type_hints(EngineArgs)
+    del fields["model"]
+
+    assert get_type_hints(EngineOptions) == fields
+    assert get_type_hints(NeutralOptions) == get_type_hints(NeutralArgs)
+
+
+def test_help_shows_the_options_that_have_a_meaning() -> None:
+    parameters = inspect.signature(LLM).parameters
+
+    named = {name for name, parameter in parameters.items() if parameter.kind is not inspect.Parameter.VAR_KEYWORD}
+    assert named == {"stat_loggers", *get_type_hints(EngineArgs)} - set(get_type_hints(NeutralArgs))
+    assert parameters["gpu_memory_utilization"].default == EngineArgs.gpu_memory_utilization
+    assert parameters["disable_log_stats"].default is True
+    assert "max_model_len: int | str | None = None" in pydoc.render_doc(LLM)
+
+
+def test_a_type_checker_knows_the_options_of_llm(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "from corespan import LLM, BeamSearchParams, StructuredOutputsParams, TextPrompt, TokensPrompt\n"
+        "prompts: list[TextPrompt | TokensPrompt] = [TextPrompt(prompt='a'), TokensPrompt(prompt_token_ids=[1])]\n"
+        "BeamSearchParams(beam_width=2, max_tokens=3), StructuredOutputsParams(choice=['a'])\n"
+        "LLM('m', max_model_len=4, tokenizer_mode='auto').generate(prompts)\n"
+        "LLM('m', max_model_length=4)\n"
+        "LLM('m', max_num_seqs='4')\n"
+    )
+    path = tmp_path / "path"
+    path.mkdir()
+    (path / "corespan").symlink_to(Path(corespan.__file__).parent, target_is_directory=True)
+    check = ["mypy", "--strict", "--config-file=", "--follow-imports=silent", "--cache-dir", str(CACHE), str(program)]
+
+    done = subprocess.run(
+        [sys.executable, "-m", *check], capture_output=True, text=True, env={**os.environ, "MYPYPATH": str(path)}
+    )
+
+    found = re.findall(r"program.py:(\d+): error: (.*?)  ", done.stdout)
+    assert [line for line, _ in found] == ["5", "6"], done.stdout + done.stderr
+    assert "max_model_length" in found[0][1] and "max_num_seqs" in found[1][1]
+
+
+def test_a_command_line_has_an_option_for_every_field(tiny_llama_dir: str) -> None:
+    parser = argparse.ArgumentParser()
+    assert AsyncEngineArgs.add_cli_args(parser) is parser
+    assert vars(parser.parse_args([])) == vars(AsyncEngineArgs())
+    command = (
+        f"--model {tiny_llama_dir} -tp 1 --max-model-len 4k --no-enable-prefix-caching --gpu-memory-utilization 0.5 "
+        '--hf-overrides {"a":[1]} --logits-processors a:B c:D --quantization int8 --async-scheduling --seed 3 '
+        "--tokenizer-mode auto --speculative-config null --cpu-offload-gb 0 --enable-log-requests"
+    )
+
+    args = parser.parse_args(command.split())
+
+    assert AsyncEngineArgs.from_cli_args(args) == AsyncEngineArgs(
+        model=tiny_llama_dir,
+        max_model_len="4k",
+        enable_prefix_caching=False,
+        gpu_memory_utilization=0.5,
+        hf_overrides={"a": [1]},
+        logits_processors=["a:B", "c:D"],
+        quantization="int8",
+        async_scheduling=True,
+        seed=3,
+        enable_log_requests=True,
+    )
+    assert EngineArgs.from_cli_args(argparse.Namespace(model="m", other=1)) == EngineArgs("m")
+    assert "{int8,gguf}" in parser.format_help()
+
+
+def test_profiles_go_where_the_configuration_says(config_of: Any, tmp_path: Path) -> None:
+    config = config_of(profiler_config={"profiler": "torch", "torch_profiler_dir": str(tmp_path)})
+
+    assert config.observability_config.torch_profiler_dir == str(tmp_path)
+    for wrong in ({"profiler": "cuda"}, {"torch_profiler_dir": 3}, {"delay_iterations": 2}, "torch"):
+        with pytest.raises(ValueError, match="profiler_config"):
+            config_of(profiler_config=wrong)

@@ -58,7 +58,7 @@ def test_smollm2_decodes_as_transformers_does(smollm2: Tokenizer, smollm2_refere
 def test_smollm2_special_tokens_and_template_are_those_of_the_file(smollm2: Tokenizer, smollm2_reference: Any) -> None:
     theirs = smollm2_reference
     assert (smollm2.bos_token_id, smollm2.eos_token_id) == (theirs.bos_token_id, theirs.eos_token_id)
-    assert smollm2.chat_template == {"default": theirs.chat_template}
+    assert smollm2.chat_template == theirs.chat_template
     assert len(smollm2) == len(theirs)
 
 

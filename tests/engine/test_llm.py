@@ -368,3 +368,8 @@ def test_dropping_an_in_process_engine_frees_its_model(tiny_llama_dir: str, monk
         gc.collect()
 
         assert executor() is None
+
+
+def test_the_engines_sizes_are_told(llm: LLM) -> None:
+    assert llm.model_config.get_vocab_size() == llm.model_config.vocab_size
+    assert llm.get_world_size() == llm.llm_engine.vllm_config.parallel_config.world_size == 1

@@ -2,7 +2,10 @@
 
 import json
 import os
+import pwd
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +14,7 @@ from gguf import GGUFWriter
 from tiny_llama import write_tokenizer
 
 from corespan.engine import hub, model_source
-from corespan.engine.model_source import resolve_model
+from corespan.engine.model_source import fetch_model, resolve_model
 
 
 @pytest.fixture(autouse=True)
@@ -244,14 +247,105 @@ class TestConversionCache:
         assert resolve_model(str(path)).hf_config["vocab_size"] == 5
         assert converted_folders(cache) == [finished]
 
-    def test_cache_that_cannot_be_written_is_an_error_with_the_remedy(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    def test_a_cache_that_cannot_be_written_costs_a_line_and_a_conversion(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         path = write_gguf(tmp_path / "model.gguf")
         monkeypatch.setenv("CORESPAN_CACHE", str(path / "inside-a-file"))
 
-        with pytest.raises(OSError, match="set CORESPAN_CACHE"):
-            resolve_model(str(path))
+        first = resolve_model(str(path))
+
+        assert first.tokenizer_dir is not None and Path(first.tokenizer_dir, "tokenizer.json").is_file()
+        (record,) = caplog.records
+        assert "Set CORESPAN_CACHE" in record.message and "\n" not in record.message
+        assert resolve_model(str(path)) == first
+        assert resolve_model(str(path), with_tokenizer=False).tokenizer_dir is None
+
+    def test_what_a_process_keeps_for_itself_ends_with_it(self, tmp_path: Path) -> None:
+        path = write_gguf(tmp_path / "model.gguf")
+        script = f"""
+import os
+from corespan.engine.model_source import fetch_model, resolve_model
+folder = resolve_model({str(path)!r}).tokenizer_dir
+if os.fork() == 0:
+    raise SystemExit
+os.wait()
+assert os.path.isdir(folder), "a fork removed it"
+print(folder)
+"""
+        environment = {**os.environ, "CORESPAN_CACHE": str(path / "inside-a-file")}
+        folder = subprocess.check_output([sys.executable, "-c", script], env=environment, text=True).strip()
+        assert folder and not os.path.exists(folder)
+
+    def test_without_a_home_the_line_says_so(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def no_such_user(user_id: int) -> None:
+            raise KeyError(user_id)
+
+        path = write_gguf(tmp_path / "model.gguf")
+        for name in ("CORESPAN_CACHE", "HOME"):
+            monkeypatch.delenv(name)
+        monkeypatch.setattr(pwd, "getpwuid", no_such_user)
+
+        assert resolve_model(str(path)).tokenizer_dir is not None
+        assert "HOME is not set" in caplog.text and "CORESPAN_CACHE" in caplog.text
+        with pytest.raises(FileNotFoundError, match="~/model"):
+            resolve_model("~/model.gguf")
+
+    def test_a_copied_cache_and_a_copied_model_need_no_conversion(
+        self, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As when both are baked into an image, whose files have other inodes and times."""
+        path = write_gguf(tmp_path / "model.gguf")
+        resolve_model(str(path))
+        shutil.copytree(cache, tmp_path / "copied")
+        copy = tmp_path / "renamed.gguf"
+        shutil.copyfile(path, copy)
+        os.utime(copy, (1, 1))
+        monkeypatch.setenv("CORESPAN_CACHE", str(tmp_path / "copied"))
+        monkeypatch.setattr(model_source, "filled_folder", lambda *arguments, **options: pytest.fail("converted"))
+
+        for with_tokenizer in (True, False):
+            files = resolve_model(str(copy), with_tokenizer=with_tokenizer)
+            assert files.path == str(copy) and files.hf_config["vocab_size"] == 5
+            assert (files.tokenizer_dir is not None) == with_tokenizer
+
+    @pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
+    def test_a_damaged_conversion_is_made_again(self, name: str, tmp_path: Path, cache: Path) -> None:
+        path = write_gguf(tmp_path / "model.gguf")
+        first = resolve_model(str(path))
+        assert first.tokenizer_dir is not None
+        Path(first.tokenizer_dir, name).write_text("{")
+
+        assert resolve_model(str(path)) == first
+        assert Path(first.tokenizer_dir, name).read_text() != "{"
+        assert len(converted_folders(cache)) == 1
+
+    def test_pull_converts_beforehand_checks_and_mends(
+        self, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        folder = tmp_path / "pulled"
+        folder.mkdir()
+        path = write_gguf(folder / "model.gguf")
+        asked = []
+
+        def pull(name: str, revision: str | None, verify: bool = False) -> Path:
+            asked.append(verify)
+            return folder
+
+        monkeypatch.setattr(hub, "pull", pull)
+        assert fetch_model("smollm2-135m") == folder
+        (converted,) = (cache / "converted").iterdir()
+        config = converted / "config.json"
+        text = config.read_text()
+        config.write_text(text.replace("256", "255"))  # of the same length
+        fetch_model("smollm2-135m")
+
+        assert asked == [True, True] and config.read_text() == text
+        monkeypatch.setattr(model_source, "filled_folder", lambda *arguments, **options: pytest.fail("converted"))
+        assert resolve_model("smollm2-135m").tokenizer_dir == str(converted)
+        assert resolve_model(str(path)).tokenizer_dir == str(converted)
 
 
 class TestNames:

@@ -9,7 +9,7 @@ from prompts import PROMPTS, greedy
 
 from corespan import SamplingParams
 from corespan.engine.metrics.prometheus import one_two_five
-from corespan.engine.metrics.reader import Counter, Gauge, Histogram
+from corespan.engine.metrics.reader import Counter, Gauge, Histogram, get_metrics_snapshot
 from corespan.protocol.outputs import SchedulerStats
 
 
@@ -24,6 +24,8 @@ def test_the_snapshot_counts_what_was_done(make_llm: Any) -> None:
     (several,) = llm.generate(PROMPTS[0], SamplingParams(n=2, max_tokens=4, ignore_eos=True), use_tqdm=False)
 
     metrics = {(metric.name, *metric.labels.values()): metric for metric in llm.get_metrics()}
+    everybodys = {(metric.name, *metric.labels.values()): metric for metric in get_metrics_snapshot()}
+    assert {key: everybodys[key] for key in metrics} == metrics
 
     def value(name: str, *labels: str) -> Any:
         return metrics[(f"vllm:{name}", "tiny", "0", *labels)]

@@ -33,7 +33,10 @@ def test_a_batch_is_told_from_a_token_prompt_by_its_first_element(renderer: Rend
 def test_text_is_tokenised_with_its_special_tokens_and_kept(renderer: Renderer, tokenizer: Tokenizer) -> None:
     for prompt in ("Once", {"prompt": "Once"}):
         (rendered,) = renderer.render_cmpl([prompt])
-        assert rendered["prompt_token_ids"] == [tokenizer.bos_token_id, *tokenizer.encode("Once", False)]
+        assert rendered["prompt_token_ids"] == [
+            tokenizer.bos_token_id,
+            *tokenizer.encode("Once", add_special_tokens=False),
+        ]
         assert rendered["prompt"] == "Once" and rendered["arrival_time"] > 0
 
 
@@ -174,7 +177,7 @@ def test_a_megabyte_of_text_is_tokenised_whole_for_a_model_that_can_take_it(toke
     renderer = Renderer(make_config(max_model_len=1_000_001).model_config, tokenizer)
     for text in ("word " * 200_000, "a" * 1_000_000):
         (rendered,) = renderer.render_cmpl([text])
-        assert tokenizer.decode(rendered["prompt_token_ids"]) == text
+        assert tokenizer.decode(rendered["prompt_token_ids"], skip_special_tokens=True) == text
 
 
 def test_a_text_too_long_for_any_tokens_is_refused_without_tokenising_it_unless_it_is_truncated(

@@ -7,10 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 from async_llm import build_async_llm, is_idle
+from odd_errors import ODD_ERRORS, raise_odd
 
 from corespan.engine.async_llm import AsyncLLM
 from corespan.engine.outputs import RequestOutput
 from corespan.engine.streaming_input import StreamingInput
+from corespan.protocol.errors import EngineGenerateError
 from corespan.protocol.params import RequestOutputKind, SamplingParams
 
 CUMULATIVE, DELTA = RequestOutputKind.CUMULATIVE, RequestOutputKind.DELTA
@@ -265,13 +267,23 @@ async def test_an_abort_by_the_callers_id_ends_a_session_that_waits_for_its_next
     assert await is_idle(engine)
 
 
-async def test_a_generator_that_is_cancelled_from_within_does_not_leave_its_reader_waiting(engine: AsyncLLM) -> None:
-    async def pieces() -> AsyncIterator[StreamingInput]:
-        yield StreamingInput(PIECES[0])
-        raise asyncio.CancelledError
+@pytest.mark.parametrize("name", [name for name in ODD_ERRORS if name != "StopIteration"])  # a RuntimeError to Python
+@pytest.mark.parametrize("first", [True, False])
+async def test_whatever_the_generator_raises_is_the_readers_error(engine: AsyncLLM, name: str, first: bool) -> None:
+    class Pieces:
+        def __init__(self) -> None:
+            self.left = [] if first else [StreamingInput(PIECES[0])]
 
-    with pytest.raises(asyncio.CancelledError):
-        async for _ in engine.generate(pieces(), greedy(), "cancelled"):
+        def __aiter__(self) -> "Pieces":
+            return self
+
+        async def __anext__(self) -> StreamingInput:
+            if not self.left:
+                raise_odd(name)
+            return self.left.pop()
+
+    with pytest.raises(EngineGenerateError, match=f"generator of the prompt raised {name}"):
+        async for _ in engine.generate(Pieces(), greedy(), "odd"):
             pass
     assert await is_idle(engine)
 

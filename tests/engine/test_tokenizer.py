@@ -11,8 +11,11 @@ from awkward_texts import random_texts
 from tiny_llama import write_tokenizer
 
 from corespan.engine.detokenizer import SlowStream
-from corespan.engine.tokenizer import TransformersTokenizer, get_tokenizer, load_tokenizer
+from corespan.engine.tokenizer import get_tokenizer, load_tokenizer
+from corespan.engine.transformers_tokenizer import TransformersTokenizer
 from corespan.protocol.config import ModelConfig
+
+MESSAGES = [{"role": "user", "content": "x"}]
 
 
 def edit_config(folder: Path, **fields: Any) -> None:
@@ -35,6 +38,7 @@ def reference(folder: Path) -> Any:
         {"add_bos_token": True, "add_eos_token": True},
         {"bos_token": {"__type": "AddedToken", "content": "<s>", "lstrip": False, "special": True}},
         {"pad_token": "re"},
+        {"pad_token": "[PAD]"},
         {"unk_token": "[not in the vocabulary]"},
     ],
 )
@@ -54,13 +58,6 @@ def test_encoding_and_decoding_equal_transformers(tmp_path: Path, fields: dict[s
     assert (ours.bos_token, ours.eos_token) == (theirs.bos_token, theirs.eos_token)
 
 
-def test_a_named_token_that_is_not_in_the_vocabulary_does_not_enlarge_it(tmp_path: Path) -> None:
-    write_tokenizer(tmp_path)
-    edit_config(tmp_path, pad_token="[PAD]")
-    tokenizer = load_tokenizer(str(tmp_path))
-    assert max(tokenizer.encode("[PAD]")) <= tokenizer.max_token_id == 511
-
-
 def test_truncation_and_padding_kept_in_the_file_do_not_apply(tmp_path: Path) -> None:
     import tokenizers
 
@@ -72,26 +69,6 @@ def test_truncation_and_padding_kept_in_the_file_do_not_apply(tmp_path: Path) ->
     tokenizer = load_tokenizer(str(tmp_path))
     assert tokenizer.decode(tokenizer.encode("a rather long text, longer than four tokens")).endswith("four tokens")
     assert len(tokenizer.encode("a")) == 2
-
-
-def test_a_template_in_a_file_of_its_own_wins(tmp_path: Path) -> None:
-    write_tokenizer(tmp_path)
-    (tmp_path / "chat_template.jinja").write_text("from the file")
-    assert load_tokenizer(str(tmp_path)).apply_chat_template([{"role": "user", "content": ""}]) == "from the file"
-
-
-def test_named_templates_are_chosen_by_name_and_by_tools(tmp_path: Path) -> None:
-    write_tokenizer(tmp_path)
-    named = [{"name": name, "template": name} for name in ("default", "tool_use", "rag")]
-    edit_config(tmp_path, chat_template=named)
-    tokenizer = load_tokenizer(str(tmp_path))
-    messages = [{"role": "user", "content": "x"}]
-    assert tokenizer.apply_chat_template(messages) == "default"
-    assert tokenizer.apply_chat_template(messages, tools=[{"type": "function"}]) == "tool_use"
-    assert tokenizer.apply_chat_template(messages, "rag") == "rag"
-    edit_config(tmp_path, chat_template=named[2:])
-    with pytest.raises(ValueError, match="rag"):
-        load_tokenizer(str(tmp_path)).apply_chat_template(messages)
 
 
 @pytest.mark.parametrize("text", ["\ud800", "ok \udfff ok", "\udc00" * 3])

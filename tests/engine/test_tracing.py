@@ -41,6 +41,9 @@ def test_a_span_tells_a_requests_life(make_runner: Callable[..., Any], exporter:
     (output,) = runner.generate("the quick brown fox", PARAMS)
     after = time.time_ns()
 
+    assert runner.result_of(
+        (runner.engine if runner.kind == "async_mp" else runner.llm.llm_engine).is_tracing_enabled()
+    )
     (span,) = spans_of(runner, exporter)
     attributes = dict(span.attributes or {})
     assert span.name == "llm_request"
@@ -152,3 +155,4 @@ def test_without_the_packages_the_engine_says_what_to_install(
 def test_without_an_endpoint_nothing_of_it_is_loaded(make_llm: Callable[..., Any]) -> None:
     llm = make_llm()
     assert llm.llm_engine.tracer is None
+    assert not llm.llm_engine.is_tracing_enabled()

@@ -39,8 +39,8 @@ class ScriptedEngine:
     def get_tokenizer(self) -> "ScriptedEngine":
         return self
 
-    def apply_chat_template(self, messages: list[dict[str, str]], add_generation_prompt: bool) -> str:
-        assert add_generation_prompt
+    def apply_chat_template(self, messages: list[dict[str, str]], add_generation_prompt: bool, tokenize: bool) -> str:
+        assert add_generation_prompt and not tokenize
         return "".join(f"<{message['role']}>{message['content']}" for message in messages)
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
@@ -109,6 +109,7 @@ class TestPull:
         monkeypatch.setenv("CORESPAN_CACHE", str(tmp_path))
         folder = tmp_path / "models" / hub.DEFAULT_MODEL
         folder.mkdir(parents=True)
+        (folder / "config.json").write_text("{}")
 
         assert cli.main(["pull"]) == 0
         assert capsys.readouterr().out == f"{folder}\n"

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import psutil
+from odd_errors import raise_odd
 
 from corespan.core.executor.abstract import Executor
 from corespan.core.scheduler.output import ModelRunnerOutput, SchedulerOutput
@@ -99,6 +100,13 @@ class FakeExecutor(Executor):
 
     def worker_raise(self, message: str) -> None:
         raise ValueError(message)
+
+    def worker_raise_odd(self, name: str) -> None:
+        raise_odd(name)
+
+    def worker_fail_to_sleep(self, name: str) -> None:
+        """Has the next `sleep` raise that."""
+        self.sleep = lambda level=1: raise_odd(name)  # type: ignore[method-assign]
 
     def worker_environment(self, name: str) -> str | None:
         return os.environ.get(name)

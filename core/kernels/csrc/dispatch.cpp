@@ -51,6 +51,9 @@ extern "C" __attribute__((visibility("default"))) int64_t corespan_args_size(int
     }
 }
 
+// Of the sources that this was built from: Python compares it with those beside it.
+extern "C" __attribute__((visibility("default"))) int64_t corespan_source_hash() { return CORESPAN_SOURCE_HASH; }
+
 extern "C" __attribute__((visibility("default"))) void corespan_run(int level, const Op* ops, int64_t count, int threads) {
     switch (level) {
 #if defined(__x86_64__)

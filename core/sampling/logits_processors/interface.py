@@ -89,6 +89,14 @@ class LogitsProcessor(ABC):
         return True
 
 
+class RowsFailed(Exception):
+    """Raised by `apply` when it failed for some rows and has done its work for the others; by row, what went wrong."""
+
+    def __init__(self, errors: dict[int, BaseException]) -> None:
+        super().__init__(f"rows {sorted(errors)}")
+        self.errors = errors
+
+
 def load_logits_processors(
     paths: Sequence[str], vllm_config: VllmConfig, device: "torch.device"
 ) -> list[LogitsProcessor]:

@@ -7,8 +7,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from ....protocol.config import VllmConfig
+from ....protocol.errors import may_be_ctrl_c
 from ....protocol.params import SamplingParams
-from .interface import AddedRequest, BatchUpdate, LogitsProcessor, MoveDirectionality
+from .interface import AddedRequest, BatchUpdate, LogitsProcessor, MoveDirectionality, RowsFailed
 
 if TYPE_CHECKING:
     import torch
@@ -79,16 +80,34 @@ class AdapterLogitsProcessor(LogitsProcessor):
         process_dict_updates(self.req_info, batch_update, self._bound)
 
     def apply(self, logits: "torch.Tensor") -> "torch.Tensor":
+        failed: dict[int, BaseException] = {}
         for row, processor in self.req_info.items():
-            logits[row] = processor(logits[row])
+            try:
+                logits[row] = processor(logits[row])
+            except BaseException as error:
+                if may_be_ctrl_c(error):
+                    raise
+                failed[row] = error
+        if failed:
+            raise RowsFailed(failed)
         return logits
 
     def _bound(
         self, params: SamplingParams, prompt_token_ids: list[int] | None, output_token_ids: list[int]
     ) -> "partial[torch.Tensor] | None":
-        processor = self.new_req_logits_processor(params)
-        if processor is None:
-            return None
-        takes_prompt = len(inspect.signature(processor).parameters) == 3
+        try:
+            processor = self.new_req_logits_processor(params)
+            if processor is None:
+                return None
+            takes_prompt = len(inspect.signature(processor).parameters) == 3
+        except BaseException as error:
+            if may_be_ctrl_c(error):
+                raise
+            return partial(_raise, error)
         args = [prompt_token_ids or [], output_token_ids] if takes_prompt else [output_token_ids]
         return partial(processor, *args)
+
+
+def _raise(error: BaseException, logits: "torch.Tensor") -> "torch.Tensor":
+    """In place of a request's function, of one that could not be made."""
+    raise error

@@ -1,20 +1,31 @@
 """Which native library is used at all."""
 
 import ctypes
+import shutil
+from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
+
 from corespan.core.kernels import library
+from corespan.core.kernels.source_hash import source_hash
 
 SIZES = {operation.kind: ctypes.sizeof(operation) for operation in library.Operation.__subclasses__()}
 
 
-def built_from(sizes: dict[int, int]) -> SimpleNamespace:
-    """A library whose operations take arguments of these sizes."""
+HASH = source_hash(library._SOURCES)
+
+
+def built_from(sizes: dict[int, int], built_hash: int | None = HASH) -> SimpleNamespace:
+    """A library whose operations take arguments of these sizes, built from sources of this hash."""
 
     def args_size(kind: int) -> int:
         return sizes.get(kind, 0)
 
-    return SimpleNamespace(corespan_args_size=args_size)
+    def own_hash() -> int | None:
+        return built_hash
+
+    return SimpleNamespace(corespan_args_size=args_size, corespan_source_hash=own_hash)
 
 
 def test_every_operation_has_a_kind_of_its_own() -> None:
@@ -25,6 +36,22 @@ def test_a_library_of_other_structs_is_not_used() -> None:
     assert library._is_of_this_version(built_from(SIZES))  # type: ignore[arg-type]
     for kind in SIZES:
         assert not library._is_of_this_version(built_from({**SIZES, kind: SIZES[kind] - 8}))  # type: ignore[arg-type]
+
+
+@pytest.mark.skipif(library._load() is None, reason="no native kernels")
+def test_the_kernels_are_not_used_once_a_source_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    built = ctypes.CDLL(str(Path(library.__file__).with_name("_native.so")))
+    sources = tmp_path / "csrc"
+    shutil.copytree(library._SOURCES, sources)
+    monkeypatch.setattr(library, "_SOURCES", sources)
+    assert library._is_of_this_version(built)
+
+    args = sources / "args.h"
+    args.write_text(args.read_text() + "// Two fields of the same size are swapped.\n")
+    assert not library._is_of_this_version(built)
+
+    shutil.rmtree(sources)  # a wheel holds no sources: its kernels and its Python come from one build
+    assert library._is_of_this_version(built)
 
 
 def test_a_library_that_cannot_tell_its_version_is_not_used() -> None:

@@ -1,0 +1,149 @@
+"""What calling a tokenizer returns, and how its sequences are cut and padded, under transformers' names and rules."""
+
+from collections import UserDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tokenizers
+
+_PADDINGS: dict[bool | str, str | None] = {
+    True: "longest",
+    "longest": "longest",
+    "max_length": "max_length",
+    False: None,
+    "do_not_pad": None,
+}
+_TRUNCATIONS: dict[bool | str | None, str | None] = {
+    True: "longest_first",
+    **{name: name for name in ("longest_first", "only_first", "only_second")},
+    **dict.fromkeys((None, False, "do_not_truncate")),
+}
+_HARDLY_A_LENGTH = int(1e20)  # transformers' bound above which a model_max_length means that there is none
+
+
+class BatchEncoding(UserDict[str, Any]):
+    """`input_ids`, `attention_mask` and what else was asked for, as keys and as attributes.
+
+    An int as key gives that sequence's `tokenizers.Encoding` (`encodings` has them all), which knows words and offsets.
+    """
+
+    def __init__(
+        self, data: dict[str, Any] | None = None, encodings: "Sequence[tokenizers.Encoding] | None" = None
+    ) -> None:
+        super().__init__(data)
+        self.encodings = None if encodings is None else list(encodings)
+
+    @property
+    def is_fast(self) -> bool:
+        return self.encodings is not None
+
+    @property
+    def n_sequences(self) -> int | None:
+        return self.encodings[0].n_sequences if self.encodings else None
+
+    def tokens(self, batch_index: int = 0) -> list[str]:
+        tokens: list[str] = self._encoding(batch_index).tokens
+        return tokens
+
+    def word_ids(self, batch_index: int = 0) -> list[int | None]:
+        word_ids: list[int | None] = self._encoding(batch_index).word_ids
+        return word_ids
+
+    def sequence_ids(self, batch_index: int = 0) -> list[int | None]:
+        sequence_ids: list[int | None] = self._encoding(batch_index).sequence_ids
+        return sequence_ids
+
+    def _encoding(self, batch_index: int) -> "tokenizers.Encoding":
+        if self.encodings is None:
+            raise ValueError("this tokenizer keeps no encodings: it has no fast backend")
+        return self.encodings[batch_index]
+
+    def __getitem__(self, key: Any) -> Any:
+        if isinstance(key, str):
+            return self.data[key]
+        if self.encodings is not None:
+            return self.encodings[key]
+        if isinstance(key, slice):
+            return {name: values[key] for name, values in self.data.items()}
+        raise KeyError(f"{key!r}: keys are names such as 'input_ids', and slices")
+
+    def __getattr__(self, name: str) -> Any:
+        if name != "data" and name in self.data:
+            return self.data[name]
+        raise AttributeError(
+            f"this BatchEncoding has no {name!r}; it holds {list(self.__dict__.get('data', ()))}, and its "
+            "`encodings` have the methods on tokens, words and characters"
+        )
+
+    def convert_to_tensors(self, tensor_type: str | None) -> "BatchEncoding":
+        """All values as arrays: "np", or "pt", which loads torch. Raises ValueError where lengths differ."""
+        if tensor_type is not None:
+            for name, values in self.data.items():
+                self.data[name] = _as_tensor(name, values, tensor_type)
+        return self
+
+
+def _as_tensor(name: str, values: Any, tensor_type: str) -> Any:
+    if tensor_type == "np":
+        if len({len(row) for row in values if isinstance(row, (list, tuple))}) > 1:
+            ragged = np.empty(len(values), dtype=object)
+            ragged[:] = [np.asarray(row) for row in values]
+            return ragged
+        return np.asarray(values, dtype=None if np.size(values) else np.int64)
+    if tensor_type != "pt":
+        raise ValueError(f"return_tensors must be None, 'np' or 'pt', got {tensor_type!r}")
+    import torch
+
+    try:
+        return torch.tensor(values, dtype=None if np.size(values) else torch.int64)
+    except ValueError as error:
+        raise ValueError(
+            f"{name!r} cannot be made a tensor: its sequences differ in length; pass padding=True, or truncation=True "
+            "with a max_length"
+        ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """How long sequences are made. `padding`: None, "longest" or "max_length"; `truncation`: None or a strategy."""
+
+    padding: str | None
+    truncation: str | None
+    max_length: int | None
+    stride: int = 0
+    pad_to_multiple_of: int | None = None
+    padding_side: str = "right"
+    truncation_side: str = "right"
+
+    @property
+    def are_as_they_come(self) -> bool:
+        return self.padding is None and self.truncation is None
+
+
+def resolve_lengths(
+    padding: bool | str,
+    truncation: bool | str | None,
+    max_length: int | None,
+    model_max_length: int,
+    pad_to_multiple_of: int | None,
+) -> tuple[str | None, str | None, int | None]:
+    """(padding, truncation, max_length) as `Lengths` has them. Raises ValueError naming field and value."""
+    if padding not in _PADDINGS:
+        raise ValueError(f"padding must be one of {list(_PADDINGS)}, got {padding!r}")
+    if truncation not in _TRUNCATIONS:
+        raise ValueError(f"truncation must be one of {list(_TRUNCATIONS)}, got {truncation!r}")
+    if max_length is not None and (isinstance(max_length, bool) or not isinstance(max_length, int) or max_length < 0):
+        raise ValueError(f"max_length must be None or an integer of at least 0, got {max_length!r}")
+    if max_length is not None and padding is False and truncation is None:
+        truncation = True
+    pads, cuts = _PADDINGS[padding], _TRUNCATIONS[truncation]
+    if max_length is None:
+        if model_max_length > _HARDLY_A_LENGTH:
+            pads, cuts = (None if pads == "max_length" else pads), None
+        elif cuts is not None or pads == "max_length":
+            max_length = model_max_length
+    if cuts and pads and pad_to_multiple_of and max_length is not None and max_length % pad_to_multiple_of:
+        raise ValueError(f"max_length {max_length} is no multiple of pad_to_multiple_of {pad_to_multiple_of}")
+    return pads, cuts, max_length

@@ -1,0 +1,59 @@
+"""`EngineArgs` on a command line: an option for every field, and back. Behind `add_cli_args` and `from_cli_args`."""
+
+import argparse
+import dataclasses
+import json
+import types
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from .neutral_args import NeutralArgs
+
+_SHORT = {
+    "tensor_parallel_size": "-tp",
+    "pipeline_parallel_size": "-pp",
+    "data_parallel_size": "-dp",
+    "quantization": "-q",
+}
+
+
+def add_field_arguments(parser: argparse.ArgumentParser, cls: type[NeutralArgs]) -> None:
+    """An option for every field of the dataclass, such as --max-model-len, with the field's default."""
+    engine = parser.add_argument_group("engine")
+    neutral = parser.add_argument_group("options of vLLM that mean nothing here, accepted at the values shown")
+    hints, defaults = get_type_hints(cls), cls()
+    for option in dataclasses.fields(cls):
+        flags = ["--" + option.name.replace("_", "-"), *filter(None, [_SHORT.get(option.name)])]
+        default = getattr(defaults, option.name)
+        if "neutral" in option.metadata:
+            kind = bool if any(isinstance(value, bool) for value in option.metadata["neutral"]) else object
+            shown = " or ".join(map(str, option.metadata["neutral"]))
+            neutral.add_argument(*flags, default=default, help=shown, **_reading(kind))
+        else:
+            engine.add_argument(*flags, default=default, help="[%(default)s]", **_reading(hints[option.name]))
+
+
+def _reading(hint: Any) -> dict[str, Any]:
+    """How argparse is to read a value of this type."""
+    if get_origin(hint) is Literal:
+        return {"choices": get_args(hint)}
+    kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    kinds = tuple(kind for kind in kinds if kind is not type(None))
+    if kinds == (bool,):
+        return {"action": argparse.BooleanOptionalAction}
+    if len(kinds) == 1 and kinds[0] in (int, float):
+        return {"type": kinds[0]}
+    if len(kinds) == 1 and get_origin(kinds[0]) is Literal:
+        return {"choices": get_args(kinds[0])}
+    if len(kinds) == 1 and get_origin(kinds[0]) is dict:
+        return {"type": json.loads, "metavar": "JSON"}
+    if len(kinds) == 1 and get_origin(kinds[0]) is not None:  # a sequence
+        return {"nargs": "+"}
+    return {"type": _json_or_text} if kinds == (object,) else {"type": str}
+
+
+def _json_or_text(text: str) -> object:
+    """A number, a list, `null` and the like are JSON; anything else is text."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None if text == "None" else text

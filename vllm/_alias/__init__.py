@@ -1,0 +1,1 @@
+"""A folder for `sys.path`: `import vllm` finds vllm.py there."""
