@@ -272,4 +272,5 @@ class OutputThread(threading.Thread):
 
 
 def failed_call(call_id: int, error: BaseException) -> UtilityOutput:
-    return UtilityOutput(call_id, failure_message=text_of(error), failure_type=type(error).__name__)
+    failure_type = "ValueError" if isinstance(error, ValueError) else type(error).__name__
+    return UtilityOutput(call_id, failure_message=text_of(error), failure_type=failure_type)

@@ -19,6 +19,7 @@ from .executor.abstract import Executor
 from .kv_cache.block_hash import BlockHasher
 from .kv_sizing import num_kv_blocks, with_kv_blocks
 from .profile_ranges import profile_range
+from .request_checks import check_request
 from .scheduler.pause import PauseState
 from .scheduler.request import Request, RequestStatus, core_request_id
 from .scheduler.scheduler import Scheduler
@@ -89,7 +90,6 @@ class EngineCore:
             raise
         cache_config = self.vllm_config.cache_config
         self._block_hasher = BlockHasher(cache_config.block_size) if cache_config.enable_prefix_caching else None
-        self._vocab_size = vllm_config.model_config.vocab_size
 
     @property
     def _num_gpu_blocks(self) -> int:
@@ -111,13 +111,7 @@ class EngineCore:
 
         Raises ValueError for a request that the model cannot take.
         """
-        for name in ("prompt_token_ids", "output_token_ids"):
-            token_ids = getattr(request, name)
-            if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self._vocab_size:
-                raise ValueError(f"{name} must lie in 0..{self._vocab_size - 1}")
-        embeds = request.prompt_embeds
-        if embeds is not None and (embeds.ndim != 2 or embeds.dtype.kind not in "fiu"):
-            raise ValueError(f"prompt_embeds must be 2-D and of numbers, got {embeds.dtype} {list(embeds.shape)}")
+        check_request(request, self.vllm_config.model_config)
         prepared = Request.from_engine_core_request(request, self._block_hasher)
         self.structured_output_manager.grammar_init(prepared)
         return prepared
@@ -314,6 +308,13 @@ class EngineCore:
         args: Sequence[object] = (),
         kwargs: Mapping[str, object] | None = None,
     ) -> list[Any]:
+        """Calls a function with each worker, or the worker's method of that name if clients may call it.
+
+        Raises NotImplementedError for any other name.
+        """
+        if isinstance(method, str) and method not in self.executor.rpc_methods:
+            known = ", ".join(sorted(self.executor.rpc_methods))
+            raise NotImplementedError(f"workers have no method {method!r} that clients may call; there are {known}")
         return self.executor.collective_rpc(method, timeout, tuple(args), dict(kwargs or {}))
 
     def shutdown(self) -> None:

@@ -219,6 +219,34 @@ def test_a_profile_is_written_to_the_folder_for_it(face: Face, traces: Path) -> 
     assert any("execute" in name for name in names)
 
 
+@FEW_FACES
+@pytest.mark.parametrize("prefix", ["../mine", "a/../../mine", "/tmp/mine", "link/mine"])
+def test_a_profile_that_would_leave_its_folder_is_refused_before_it_starts(
+    face: Face, traces: Path, tmp_path: Path, prefix: str
+) -> None:
+    traces.mkdir(exist_ok=True)
+    if prefix.startswith("link") and not (traces / "link").is_symlink():
+        (traces / "link").symlink_to(tmp_path)
+    for start in (lambda: face.call("start_profile", prefix), lambda: rpc(face, "profile", True, prefix)):
+        with pytest.raises(ValueError, match="profile_prefix must be a name within"):
+            start()
+    with pytest.raises(ValueError, match="not running"):
+        face.call("stop_profile")
+
+
+def rpc(face: Face, method: str, *args: object) -> Any:
+    return face.call("collective_rpc", method, None, args)
+
+
+@FEW_FACES
+@pytest.mark.parametrize(
+    "method", ["sleep", "wake_up", "execute_model", "initialize_kv_cache", "__init__", "_next_trace_path", "rank"]
+)
+def test_workers_methods_that_would_change_them_behind_the_cores_back_are_no_clients(face: Face, method: str) -> None:
+    with pytest.raises(NotImplementedError, match=f"{method}.* may call; there are apply_model, "):
+        rpc(face, method)
+
+
 def test_workers_are_reached_by_name_and_by_function(face: Face) -> None:
     assert face.call("collective_rpc", "is_sleeping") == [False]
     assert face.call("collective_rpc", lambda worker, a, b: [type(worker).__name__, a, b], None, (1,), {"b": 2}) == [

@@ -11,6 +11,9 @@ from ..scheduler.output import ModelRunnerOutput, SchedulerOutput
 class Executor(ABC):
     """Construction loads the model; it raises ValueError or FileNotFoundError when that cannot be done."""
 
+    rpc_methods: frozenset[str] = frozenset()
+    """The workers' methods that clients may call by name. The others would change a worker behind the core's back."""
+
     @abstractmethod
     def __init__(self, vllm_config: VllmConfig) -> None: ...
 

@@ -12,6 +12,8 @@ from .abstract import Executor
 class UniProcExecutor(Executor):
     """Calls go straight to `driver_worker`; timeouts do not apply."""
 
+    rpc_methods = Worker.RPC_METHODS
+
     def __init__(self, vllm_config: VllmConfig) -> None:
         self.driver_worker: Worker | None = Worker(vllm_config)
 

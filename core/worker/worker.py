@@ -1,6 +1,6 @@
 """One device's share of the engine: loads the model, holds the cache, sleeps and wakes, profiles.
 
-Executors own workers; `collective_rpc` reaches every public method by name."""
+Executors own workers. `collective_rpc` reaches every public method by name, for clients only those in `RPC_METHODS`."""
 
 import os
 from collections.abc import Callable, Iterable
@@ -10,6 +10,7 @@ import torch
 
 from ...protocol import envs
 from ...protocol.config import VllmConfig
+from ...protocol.param_checks import reject
 from ..models.decoder import Decoder
 from ..models.registry import resolve_decoder_config
 from ..profile_ranges import record_ranges
@@ -28,6 +29,18 @@ class Worker:
     """A CPU worker. Raises ValueError at construction when the model is unknown, damaged or too large, or when
     `VLLM_BATCH_INVARIANT=1` asks for what this configuration cannot keep."""
 
+    RPC_METHODS = frozenset(
+        {
+            "apply_model",
+            "check_health",
+            "determine_available_memory",
+            "is_sleeping",
+            "kv_block_bytes",
+            "profile",
+            "reload_weights",
+        }
+    )
+
     rank = local_rank = 0  # there is but one
 
     def __init__(self, vllm_config: VllmConfig) -> None:
@@ -42,7 +55,7 @@ class Worker:
         self._num_blocks = 0
         self._asleep: set[str] = set()
         self._profiler: torch.profiler.profile | None = None
-        self._profile_prefix = ""
+        self._trace_path = ""  # of the trace that is being recorded
         self._num_profiles = 0
 
     def determine_available_memory(self) -> int:
@@ -100,12 +113,12 @@ class Worker:
         VLLM_TORCH_PROFILER_DIR.
 
         The file's name begins with `profile_prefix`, which may hold folders of its own. Raises ValueError when already,
-        or not, recording.
+        or not, recording, and for a prefix that leads out of that folder.
         """
         if is_start == (self._profiler is not None):
             raise ValueError(f"the profiler is {'already' if is_start else 'not'} running")
         if self._profiler is None:
-            self._profile_prefix = profile_prefix or "corespan"
+            self._trace_path = self._next_trace_path(profile_prefix or "corespan")
             self._profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
             self._profiler.start()
             record_ranges(torch.profiler.record_function)
@@ -113,12 +126,17 @@ class Worker:
         profiler, self._profiler = self._profiler, None
         record_ranges(None)
         profiler.stop()
-        name = f"{self._profile_prefix}-{os.getpid()}-{self._num_profiles}.trace.json"
-        folder = self.vllm_config.observability_config.torch_profiler_dir or envs.VLLM_TORCH_PROFILER_DIR or ""
-        path = os.path.abspath(os.path.join(folder, name))
-        os.makedirs(os.path.dirname(path), exist_ok=True)
+        os.makedirs(os.path.dirname(self._trace_path), exist_ok=True)
         self._num_profiles += 1
-        profiler.export_chrome_trace(path)
+        profiler.export_chrome_trace(self._trace_path)
+        return self._trace_path
+
+    def _next_trace_path(self, prefix: str) -> str:
+        folder = self.vllm_config.observability_config.torch_profiler_dir or envs.VLLM_TORCH_PROFILER_DIR or ""
+        folder = os.path.realpath(folder)
+        path = os.path.realpath(os.path.join(folder, f"{prefix}-{os.getpid()}-{self._num_profiles}.trace.json"))
+        if os.path.commonpath([folder, path]) != folder:
+            reject("profile_prefix", prefix, f"a name within the folder for traces, {folder}")
         return path
 
     def reload_weights(self) -> None:

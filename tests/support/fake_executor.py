@@ -61,6 +61,10 @@ class FakeExecutor(Executor):
             raise NotImplementedError(f"workers have no method {method!r}")
         return [worker_method(*args, **(kwargs or {}))]
 
+    @property
+    def rpc_methods(self) -> frozenset[str]:  # type: ignore[override]
+        return frozenset(name.removeprefix("worker_") for name in dir(self) if name.startswith("worker_"))
+
     def shutdown(self) -> None:
         pass
 
