@@ -2,6 +2,8 @@
 
 import copy
 import ctypes
+from collections.abc import Iterator, Sequence
+from typing import Protocol, TypeGuard
 
 import torch
 
@@ -15,7 +17,38 @@ STORE, STORE_FLOAT32, SILU_MUL = range(3)
 BF16, INT8 = 0, 1
 BLOCK_FORMATS = {"Q8_0": 2, "Q4_0": 3, "Q4_1": 4}
 _BLOCK = 32
-_BLOCK_BYTES = {"Q8_0": 34, "Q4_0": 18, "Q4_1": 20}
+BLOCK_BYTES = {"Q8_0": 34, "Q4_0": 18, "Q4_1": 20}
+
+SLAB_VALUES = 1 << 22
+
+
+def loading_bytes(rows: int, columns: int) -> int:
+    """What packing or quantising a weight takes besides its result: a slab of rows, read, merged and put in order in
+    bf16, and three times in float32. An upper estimate.
+    """
+    return 24 * min(rows * columns, max(SLAB_VALUES, PANEL * columns))
+
+
+class Rows(Protocol):
+    """A matrix, or what gives slices of one's rows as tensors."""
+
+    @property
+    def shape(self) -> Sequence[int]: ...
+
+    def __getitem__(self, rows: slice, /) -> torch.Tensor: ...
+
+
+def slabs(weight: Rows, epilogue: int = STORE) -> Iterator[tuple[int, torch.Tensor]]:
+    """All rows in the order they are packed in, some whole panels at a time: (the first one's place, the rows)."""
+    n, width = weight.shape
+    step = max(SLAB_VALUES // width // PANEL, 1) * PANEL
+    for first in range(0, n, step):
+        end = min(first + step, n)
+        if epilogue == SILU_MUL:
+            gate, up = weight[first // 2 : end // 2], weight[(n + first) // 2 : (n + end) // 2]
+            yield first, _ordered(torch.cat([gate, up]), epilogue)
+        else:
+            yield first, weight[first:end].contiguous()
 
 
 class PackedWeight:
@@ -23,30 +56,27 @@ class PackedWeight:
 
     format = BF16
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, epilogue: int = STORE) -> None:
+    def __init__(self, weight: Rows, bias: torch.Tensor | None, epilogue: int = STORE) -> None:
         """weight: [n, k] bfloat16, bias: [n]; SILU_MUL: gate rows first, n divisible by 32."""
-        self._set_up(weight.shape[0], weight.shape[1], bias, epilogue)
-        self._pack(_ordered(weight, epilogue), 2 * self.k)
+        self._set_up(weight.shape[0], weight.shape[1], 2 * weight.shape[1], bias, epilogue)
+        for first, rows in slabs(weight, epilogue):
+            self._pack(rows, first)
 
-    def _set_up(self, n: int, k: int, bias: torch.Tensor | None, epilogue: int) -> None:
+    def _set_up(self, n: int, k: int, row_bytes: int, bias: torch.Tensor | None, epilogue: int) -> None:
         self.n, self.k, self.epilogue = n, k, epilogue
         self.bias = None if bias is None else _padded(_ordered(bias, epilogue))
         self.out_features = n // 2 if epilogue == SILU_MUL else n
+        self._row_bytes = row_bytes
+        self.packed = memory.allocate((-(-n // PANEL) * PANEL * row_bytes,), torch.uint8)
 
-    def _pack(self, rows: torch.Tensor, row_bytes: int) -> None:
-        self.packed = memory.allocate((-(-self.n // PANEL) * PANEL * row_bytes,), torch.uint8)
-        address = self.packed.data_ptr()
-        library.run(library.Pack(format=self.format, weight=rows.data_ptr(), out=address, n=self.n, k=self.k))
+    def _pack(self, rows: torch.Tensor, first: int) -> None:
+        """Rows in packed order, which begin with row `first` of the whole, a multiple of PANEL."""
+        address = self.packed.data_ptr() + first * self._row_bytes
+        library.run(library.Pack(format=self.format, weight=rows.data_ptr(), out=address, n=rows.shape[0], k=self.k))
 
     @staticmethod
     def supports(dtype: torch.dtype, out_features: int, in_features: int) -> bool:
-        """False on CPUs with matrix tiles (AMX): oneDNN uses those, these kernels do not."""
-        return (
-            dtype == torch.bfloat16
-            and in_features % 2 == 0
-            and library.is_available()
-            and not torch.cpu._is_amx_tile_supported()
-        )
+        return dtype == torch.bfloat16 and in_features % 2 == 0 and library.is_available()
 
     def operations(
         self, rows: int, x: torch.Tensor, out: torch.Tensor, scratch: "QuantizedRows | None" = None
@@ -145,13 +175,14 @@ class Int8Weight(_QuantizedWeight):
 
     format = INT8
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, epilogue: int = STORE) -> None:
+    def __init__(self, weight: Rows, bias: torch.Tensor | None, epilogue: int = STORE) -> None:
         """weight: [n, k], of any floating type, k divisible by 16; quantised here."""
-        self._set_up(weight.shape[0], weight.shape[1], bias, epilogue)
-        values, scales = quantize_rows(_ordered(weight, epilogue).float())
+        self._set_up(weight.shape[0], weight.shape[1], weight.shape[1], bias, epilogue)
         self.x_block = next((size for size in (64, 32) if self.k % size == 0), self.k)
-        self.weight_scales = _padded(scales)
-        self._pack(values, self.k)
+        self.weight_scales = _padded(torch.zeros(self.n))
+        for first, rows in slabs(weight, epilogue):
+            values, self.weight_scales[first : first + rows.shape[0]] = quantize_rows(rows.float())
+            self._pack(values, first)
 
     @staticmethod
     def supports(dtype: torch.dtype, out_features: int, in_features: int) -> bool:
@@ -163,15 +194,16 @@ class BlockWeight(_QuantizedWeight):
 
     x_block = _BLOCK
 
-    def __init__(self, kind: str, blocks: torch.Tensor, bias: torch.Tensor | None, epilogue: int = STORE) -> None:
+    def __init__(self, kind: str, blocks: Rows, bias: torch.Tensor | None, epilogue: int = STORE) -> None:
         """kind: a key of BLOCK_FORMATS; blocks: [n, bytes of a row] uint8, as they lie in the file."""
         self.format = BLOCK_FORMATS[kind]
         n, row_bytes = blocks.shape
-        self._set_up(n, row_bytes // _BLOCK_BYTES[kind] * _BLOCK, bias, epilogue)
-        self._pack(_ordered(blocks, epilogue), row_bytes)
+        self._set_up(n, row_bytes // BLOCK_BYTES[kind] * _BLOCK, row_bytes, bias, epilogue)
+        for first, rows in slabs(blocks, epilogue):
+            self._pack(rows, first)
 
     @staticmethod
-    def knows(kind: str) -> bool:
+    def knows(kind: str | None) -> TypeGuard[str]:
         return kind in BLOCK_FORMATS
 
 

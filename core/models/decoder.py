@@ -11,7 +11,10 @@ from .decoder_config import DecoderConfig
 from .ops import TorchOps
 from .rotary import inverse_frequencies, rotary_tables
 from .tensor_source import TensorSource, check_tensors
+from .weight_format import Projection
 from .weights import ProjectionReader
+
+EMBEDDING = "model.embed_tokens.weight"
 
 
 class DecoderLayer:
@@ -29,13 +32,10 @@ class DecoderLayer:
         projections: ProjectionReader,
     ) -> None:
         prefix = f"model.layers.{index}"
-        attn, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
+        attn = f"{prefix}.self_attn"
         self.input_norm = _read_vector(source, f"{prefix}.input_layernorm.weight", dtype)
         self.post_norm = _read_vector(source, f"{prefix}.post_attention_layernorm.weight", dtype)
-        self.qkv = projections.linear([f"{attn}.{part}_proj" for part in "qkv"], config.qkv_bias)
-        self.o = projections.linear([f"{attn}.o_proj"], config.o_bias)
-        self.gate_up = projections.gated([f"{mlp}.gate_proj", f"{mlp}.up_proj"], config.mlp_bias)
-        self.down = projections.linear([f"{mlp}.down_proj"], config.mlp_bias)
+        self.qkv, self.o, self.gate_up, self.down = map(projections.read, layer_projections(config, index))
         self.q_norm = _read_vector(source, f"{attn}.q_norm.weight", dtype) if config.qk_norm else None
         self.k_norm = _read_vector(source, f"{attn}.k_norm.weight", dtype) if config.qk_norm else None
         self.attention = attention
@@ -59,20 +59,20 @@ class Decoder:
         self.config = config
         self.dtype = dtype
         self.ops = ops
-        self.embed_weight = source.read("model.embed_tokens.weight", dtype).clone()
+        projections = ProjectionReader(source, dtype, ops, quantization)
+        self.embed_weight = projections.read_matrix(EMBEDDING)
         backends = {
             window: attention_backend(
                 config.num_heads, config.num_kv_heads, config.head_dim, config.head_dim**-0.5, block_size, dtype, window
             )
             for window in set(config.sliding_windows)
         }
-        projections = ProjectionReader(source, dtype, ops, quantization)
         self.layers = [
             DecoderLayer(config, index, source, dtype, backends[window], projections)
             for index, window in enumerate(config.sliding_windows)
         ]
         self.norm = _read_vector(source, "model.norm.weight", dtype)
-        self.lm_head = projections.linear(["model.embed_tokens" if config.tie_word_embeddings else "lm_head"])
+        self.lm_head = projections.read(head_projection(config))
         self.frequencies = inverse_frequencies(config.rope, config.head_dim)
 
     @torch.inference_mode()
@@ -142,11 +142,26 @@ class Decoder:
         return layer.attention.forward(q, k, v, kv_cache, metadata).view(x.shape[0], -1)
 
 
+def layer_projections(config: DecoderConfig, index: int) -> tuple[Projection, Projection, Projection, Projection]:
+    """A layer's matrix products: queries, keys and values; what follows attention; the MLP's gated half; its other."""
+    attn, mlp = f"model.layers.{index}.self_attn", f"model.layers.{index}.mlp"
+    return (
+        Projection((f"{attn}.q_proj", f"{attn}.k_proj", f"{attn}.v_proj"), config.qkv_bias),
+        Projection((f"{attn}.o_proj",), config.o_bias),
+        Projection((f"{mlp}.gate_proj", f"{mlp}.up_proj"), config.mlp_bias, gated=True),
+        Projection((f"{mlp}.down_proj",), config.mlp_bias),
+    )
+
+
+def head_projection(config: DecoderConfig) -> Projection:
+    return Projection(("model.embed_tokens" if config.tie_word_embeddings else "lm_head",))
+
+
 def expected_tensors(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
     """Every tensor that a checkpoint of this shape must hold, by its Hugging Face name."""
     hidden, inner = config.hidden_size, config.intermediate_size
     tensors: dict[str, tuple[int, ...]] = {
-        "model.embed_tokens.weight": (config.vocab_size, hidden),
+        EMBEDDING: (config.vocab_size, hidden),
         "model.norm.weight": (hidden,),
     }
     if not config.tie_word_embeddings:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from .gguf_quants import QUANT_TYPES, QuantType, dequantize
-from .tensor_source import TensorSource
+from .tensor_source import ALL_ROWS, TensorSource
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -87,19 +87,23 @@ class GGUFSource(TensorSource):
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         return {name: tensor.shape for name, tensor in self.tensors.items()}
 
-    def read(self, name: str, dtype: torch.dtype) -> torch.Tensor:
-        tensor = self.tensors[name]
-        blocks = self._blocks(tensor)
-        values = dequantize(blocks, tensor.quant_type, dtype, self._pool).view(tensor.shape)
-        return _split_halves(values, tensor.interleaved_heads) if tensor.interleaved_heads else values
+    @property
+    def block_kinds(self) -> Mapping[str, str]:
+        return {name: tensor.quant_type.name for name, tensor in self.tensors.items()}
 
-    def read_blocks(self, name: str) -> tuple[str, torch.Tensor]:
-        """A matrix as it lies in the file: its quantisation's name and [rows, bytes of a row] uint8."""
+    def read(self, name: str, dtype: torch.dtype, rows: slice = ALL_ROWS) -> torch.Tensor:
         tensor = self.tensors[name]
-        rows = self._blocks(tensor).view(tensor.shape[0], -1)
-        if tensor.interleaved_heads:
-            rows = _split_halves(rows, tensor.interleaved_heads)
-        return tensor.quant_type.name, rows
+        if len(tensor.shape) == 1:
+            vector = dequantize(self._blocks(tensor), tensor.quant_type, dtype, self._pool).view(tensor.shape)
+            return vector[_file_order(tensor)[rows]] if tensor.interleaved_heads else vector[rows]
+        blocks = self.read_blocks(name, rows).view(-1, tensor.quant_type.block_bytes)
+        return dequantize(blocks, tensor.quant_type, dtype, self._pool).view(-1, tensor.shape[-1])
+
+    def read_blocks(self, name: str, rows: slice = ALL_ROWS) -> torch.Tensor:
+        """Rows of a matrix as they lie in the file: [rows, bytes of a row] uint8."""
+        tensor = self.tensors[name]
+        blocks = self._blocks(tensor).view(tensor.shape[0], -1)
+        return blocks[_file_order(tensor)[rows]] if tensor.interleaved_heads else blocks[rows]
 
     def _blocks(self, tensor: GGUFTensor) -> torch.Tensor:
         if self._bytes is None:
@@ -112,10 +116,12 @@ class GGUFSource(TensorSource):
         self._pool.shutdown()
 
 
-def _split_halves(values: torch.Tensor, num_heads: int) -> torch.Tensor:
-    """Rows of each head from llama.cpp's order (pairs side by side) to Hugging Face's (first halves, second halves)."""
-    pairs = values.unflatten(0, (num_heads, -1, 2))
-    return pairs.transpose(1, 2).reshape(values.shape)
+def _file_order(tensor: GGUFTensor) -> torch.Tensor:
+    """[rows] int64: where each row lies in the file. Hugging Face's order has the first halves of a head's pairs before
+    the second halves, llama.cpp's has pairs side by side.
+    """
+    pairs = torch.arange(tensor.shape[0]).unflatten(0, (tensor.interleaved_heads, -1, 2))
+    return pairs.transpose(1, 2).flatten()
 
 
 def _read_directory(buffer: mmap.mmap, path: str) -> dict[str, GGUFTensor]:

@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 import torch
 import torch.nn.functional as F
 
-from ..kernels.linear import PackedWeight, quantize_rows
+from ..kernels.linear import PackedWeight, Rows, quantize_rows, slabs
 from .ops import TorchOps
 
 
@@ -80,9 +80,13 @@ class Int8Linear(Linear):
     """int8 weights with one scale to each output, x quantised as it comes with one scale to every 32 values: what the
     native kernels compute, in float32."""
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+    def __init__(self, weight: Rows, bias: torch.Tensor | None) -> None:
         self.out_features, self.in_features = weight.shape
-        self.weight, self.scales = quantize_rows(weight.float())
+        self.weight = torch.empty(self.out_features, self.in_features, dtype=torch.int8)
+        self.scales = torch.empty(self.out_features)
+        for first, rows in slabs(weight):
+            end = first + rows.shape[0]
+            self.weight[first:end], self.scales[first:end] = quantize_rows(rows.float())
         self.bias = bias
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:

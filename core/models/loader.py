@@ -9,7 +9,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from .gguf import GGUFSource
-from .tensor_source import TensorSource
+from .tensor_source import ALL_ROWS, TensorSource
 
 _SINGLE_FILE = "model.safetensors"
 _INDEX_FILE = "model.safetensors.index.json"
@@ -55,9 +55,9 @@ class SafetensorsSource(TensorSource):
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         return MappingProxyType(self._shapes)
 
-    def read(self, name: str, dtype: torch.dtype) -> torch.Tensor:
+    def read(self, name: str, dtype: torch.dtype, rows: slice = ALL_ROWS) -> torch.Tensor:
         tensor: torch.Tensor = self._files[self._file_of[name]].get_tensor(name)
-        return tensor.to(dtype)
+        return tensor[rows].to(dtype)
 
     def close(self) -> None:
         self._files.clear()

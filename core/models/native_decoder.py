@@ -3,6 +3,7 @@
 The model runner uses it in place of `Decoder` where the kernels can run the model."""
 
 import ctypes
+import logging
 import weakref
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,6 +22,13 @@ from .ops import TorchOps
 from .rotary import rotary_table
 from .tensor_source import TensorSource
 
+logger = logging.getLogger("corespan.core")
+
+_NO_KERNELS = "the native kernels are not built, or do not run this model or dtype"
+_WITHOUT_KERNELS = {
+    "int8": "its weights are turned to float32 at every product, which saves memory and is slow",
+    "gguf": "weights that no kernel reads in the file's own bits are held in the engine's dtype instead",
+}
 _FIRST_CAPACITY = 64
 _PARTIALS_FLOATS = 1 << 21
 
@@ -35,6 +43,8 @@ def load_decoder(
 ) -> Decoder:
     """The decoder that runs fastest here. Raises ValueError as `Decoder` does."""
     native = NativeDecoder.supports(config, dtype, attention_backend)
+    if quantization is not None and not native:
+        logger.warning("quantization is %r, and %s: %s", quantization, _NO_KERNELS, _WITHOUT_KERNELS[quantization])
     decoder = NativeDecoder if native else Decoder
     return decoder(config, source, dtype, attention_backend, block_size, TorchOps(), quantization)
 

@@ -6,6 +6,8 @@ from typing import Self
 
 import torch
 
+ALL_ROWS = slice(None)
+
 
 class TensorSource(ABC):
     """An open checkpoint. Use as a context manager; what `read` returned stays valid after closing."""
@@ -18,8 +20,13 @@ class TensorSource(ABC):
         """Every tensor of the checkpoint under its Hugging Face name."""
 
     @abstractmethod
-    def read(self, name: str, dtype: torch.dtype) -> torch.Tensor:
-        """The tensor, converted; it may share memory with the file and must not be written to."""
+    def read(self, name: str, dtype: torch.dtype, rows: slice = ALL_ROWS) -> torch.Tensor:
+        """The tensor, or some of its rows, converted; it may share memory with the file and must not be written to."""
+
+    @property
+    def block_kinds(self) -> Mapping[str, str]:
+        """The names of the formats of tensors that lie in blocks, where the file has such (GGUF)."""
+        return {}
 
     @abstractmethod
     def close(self) -> None: ...

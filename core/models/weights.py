@@ -1,13 +1,16 @@
 """Reads the projections of a checkpoint and keeps each in the format that runs fastest. `Decoder` asks it for all its
-matrices."""
+matrices. Nothing is read as a whole: slabs of rows pass through, so that a load needs little more than it leaves."""
+
+from collections.abc import Sequence
 
 import torch
 
-from ..kernels.linear import SILU_MUL, STORE, BlockWeight, Int8Weight, PackedWeight
+from ..kernels.linear import SILU_MUL, STORE, BlockWeight, Int8Weight, PackedWeight, slabs
 from .gguf import GGUFSource
 from .linear import DenseLinear, GatedLinear, Int8Linear, Linear, NativeLinear, PackedLinear
 from .ops import TorchOps
 from .tensor_source import TensorSource
+from .weight_format import Projection, WeightFormat, plan_matrix
 
 
 class ProjectionReader:
@@ -15,56 +18,82 @@ class ProjectionReader:
     file's own blocks where the kernels read their format, else the engine's dtype)."""
 
     def __init__(self, source: TensorSource, dtype: torch.dtype, ops: TorchOps, quantization: str | None) -> None:
+        """Raises ValueError for "gguf" of another file."""
+        if quantization == "gguf" and not isinstance(source, GGUFSource):
+            raise ValueError(f"quantization 'gguf' needs a .gguf file; {source.path} is none")
         self.source = source
         self.dtype = dtype
         self.ops = ops
         self.quantization = quantization
 
-    def linear(self, names: list[str], bias: bool = False) -> Linear:
-        """One product for several projections of the same input, their outputs side by side."""
-        packed = self._packed(names, bias, STORE)
-        return NativeLinear(packed) if packed is not None else self._plain(names, bias)
+    def read(self, projection: Projection) -> Linear:
+        """One product for all its parts, their outputs side by side, or gated."""
+        plan = plan_matrix(projection, self.source.shapes, self.source.block_kinds, self.dtype, self.quantization)
+        bias = self._bias(projection)
+        epilogue = SILU_MUL if projection.gated else STORE
+        if plan.format is WeightFormat.NATIVE_BLOCKS:
+            return NativeLinear(self._blocks(projection, bias, epilogue))
+        rows = _MergedRows(self.source, [f"{name}.weight" for name in projection.names], self.dtype)
+        if plan.format is WeightFormat.NATIVE_INT8:
+            return NativeLinear(Int8Weight(rows, bias, epilogue))
+        if plan.format is WeightFormat.NATIVE:
+            return NativeLinear(PackedWeight(rows, bias, epilogue))
+        plain = self._plain(plan.format, rows, bias)
+        return GatedLinear(plain, self.ops) if projection.gated else plain
 
-    def gated(self, names: list[str], bias: bool = False) -> Linear:
-        """silu(gate) * up; `names` are the gate's and the up projection's."""
-        packed = self._packed(names, bias, SILU_MUL)
-        return NativeLinear(packed) if packed is not None else GatedLinear(self._plain(names, bias), self.ops)
+    def read_matrix(self, name: str) -> torch.Tensor:
+        """One matrix as it is, in memory of its own."""
+        return _whole(_MergedRows(self.source, [name], self.dtype))
 
-    def _packed(self, names: list[str], bias: bool, epilogue: int) -> PackedWeight | None:
-        """The weight in the native kernels' layout; None where they cannot run it."""
-        rows, columns = self._shape(names)
-        if not PackedWeight.supports(self.dtype, rows, columns) or (epilogue == SILU_MUL and rows % 32):
+    def _blocks(self, projection: Projection, bias: torch.Tensor | None, epilogue: int) -> BlockWeight:
+        assert isinstance(self.source, GGUFSource)
+        names = [f"{name}.weight" for name in projection.names]
+        return BlockWeight(self.source.block_kinds[names[0]], _MergedRows(self.source, names, None), bias, epilogue)
+
+    def _plain(self, weight_format: WeightFormat, rows: "_MergedRows", bias: torch.Tensor | None) -> Linear:
+        if weight_format is WeightFormat.INT8:
+            return Int8Linear(rows, bias)
+        if weight_format is WeightFormat.REORDERED:
+            return PackedLinear(_whole(rows), bias)
+        return DenseLinear(_whole(rows), bias)
+
+    def _bias(self, projection: Projection) -> torch.Tensor | None:
+        if not projection.bias:
             return None
-        if self.quantization == "gguf":
-            packed = self._blocks(names, bias, epilogue)
-            if packed is not None:
-                return packed
-        int8 = self.quantization == "int8" and Int8Weight.supports(self.dtype, rows, columns)
-        return (Int8Weight if int8 else PackedWeight)(self._weight(names), self._bias(names, bias), epilogue)
+        return torch.cat([self.source.read(f"{name}.bias", self.dtype) for name in projection.names])
 
-    def _blocks(self, names: list[str], bias: bool, epilogue: int) -> PackedWeight | None:
-        if not isinstance(self.source, GGUFSource):
-            raise ValueError(f"quantization 'gguf' needs a .gguf file; {self.source.path} is none")
-        parts = [self.source.read_blocks(f"{name}.weight") for name in names]
-        kind = parts[0][0]
-        if not BlockWeight.knows(kind) or any(part[0] != kind for part in parts):
-            return None
-        return BlockWeight(kind, torch.cat([blocks for _, blocks in parts]), self._bias(names, bias), epilogue)
 
-    def _plain(self, names: list[str], bias: bool) -> Linear:
-        weight, offset = self._weight(names), self._bias(names, bias)
-        if self.quantization == "int8":
-            return Int8Linear(weight, offset)
-        if PackedLinear.supports(weight.dtype):
-            return PackedLinear(weight, offset)
-        return DenseLinear(weight, offset)
+class _MergedRows:
+    """Matrices of a checkpoint on top of one another, read a slice of rows at a time. Without a dtype: their blocks, as
+    they lie in the file.
+    """
 
-    def _shape(self, names: list[str]) -> tuple[int, int]:
-        shapes = [self.source.shapes[f"{name}.weight"] for name in names]
-        return sum(shape[0] for shape in shapes), shapes[0][1]
+    def __init__(self, source: TensorSource, names: Sequence[str], dtype: torch.dtype | None) -> None:
+        self._source, self._names, self._dtype = source, names, dtype
+        self._counts = [source.shapes[name][0] for name in names]
+        width = source.shapes[names[0]][1] if dtype is not None else self._read(names[0], 0, 1).shape[1]
+        self.shape = sum(self._counts), width
 
-    def _weight(self, names: list[str]) -> torch.Tensor:
-        return torch.cat([self.source.read(f"{name}.weight", self.dtype) for name in names])
+    def __getitem__(self, rows: slice) -> torch.Tensor:
+        first, end, _ = rows.indices(self.shape[0])
+        parts, start = [], 0
+        for name, count in zip(self._names, self._counts, strict=True):
+            own_first, own_end = max(first - start, 0), min(end - start, count)
+            if own_first < own_end:
+                parts.append(self._read(name, own_first, own_end))
+            start += count
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def _bias(self, names: list[str], bias: bool) -> torch.Tensor | None:
-        return torch.cat([self.source.read(f"{name}.bias", self.dtype) for name in names]) if bias else None
+    def _read(self, name: str, first: int, end: int) -> torch.Tensor:
+        if self._dtype is not None:
+            return self._source.read(name, self._dtype, slice(first, end))
+        assert isinstance(self._source, GGUFSource)
+        return self._source.read_blocks(name, slice(first, end))
+
+
+def _whole(rows: _MergedRows) -> torch.Tensor:
+    first_rows = rows[0:1]
+    whole = torch.empty(rows.shape, dtype=first_rows.dtype)
+    for first, slab in slabs(rows):
+        whole[first : first + slab.shape[0]] = slab
+    return whole

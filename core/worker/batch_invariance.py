@@ -29,8 +29,6 @@ def _obstacle(config: DecoderConfig, dtype: torch.dtype, block_size: int) -> str
         return (
             "the native kernels are not built or switched off; build them and leave CORESPAN_CPU_ISA other than 'none'"
         )
-    if torch.cpu._is_amx_tile_supported():
-        return "this CPU has AMX, on which oneDNN computes the matrix products; use one without, or leave it unset"
     if block_size % 16:
         return f"block_size is {block_size}; use a multiple of 16"
     return (

@@ -8,12 +8,11 @@ import torch
 
 from ...protocol.config import ModelConfig
 from ...protocol.control_groups import own_groups, read
-from ..kernels.linear import BlockWeight, PackedWeight
-from ..models.decoder import expected_tensors
+from ..models.decoder import EMBEDDING, expected_tensors, head_projection, layer_projections
 from ..models.decoder_config import DecoderConfig
-from ..models.gguf import GGUFSource
 from ..models.loader import open_checkpoint
 from ..models.tensor_source import TensorSource
+from ..models.weight_format import plan_matrix
 
 GIB = 1 << 30
 
@@ -41,35 +40,18 @@ def _idle_file_bytes(statistics: str) -> int:
     return int(figures.get("total_inactive_file") or figures.get("inactive_file") or 0)
 
 
-def weight_bytes(config: DecoderConfig, dtype: torch.dtype, quantization: str | None, source: TensorSource) -> int:
-    """What the model takes once loaded. A tied head is held a second time, packed for matrix products."""
-    embedding = "model.embed_tokens.weight"
+def weight_bytes(
+    config: DecoderConfig, dtype: torch.dtype, quantization: str | None, source: TensorSource
+) -> tuple[int, int]:
+    """What the model takes once loaded, and at most while it is. A tied head is held a second time, packed."""
     shapes = expected_tensors(config)
-    total = 0
-    for name, shape in shapes.items():
-        is_matrix = len(shape) == 2 and name != embedding
-        total += _matrix_bytes(name, shape, dtype, quantization, source) if is_matrix else _plain_bytes(shape, dtype)
-    if config.tie_word_embeddings:
-        total += _matrix_bytes(embedding, shapes[embedding], dtype, quantization, source)
-    return total
-
-
-def _matrix_bytes(
-    name: str, shape: tuple[int, ...], dtype: torch.dtype, quantization: str | None, source: TensorSource
-) -> int:
-    """One matrix in the format that `quantization` keeps it in."""
-    rows, columns = shape
-    if quantization == "int8":
-        return rows * (columns + torch.float32.itemsize)
-    if quantization == "gguf" and isinstance(source, GGUFSource) and PackedWeight.supports(dtype, rows, columns):
-        tensor = source.tensors.get(name)
-        if tensor is not None and BlockWeight.knows(tensor.quant_type.name):
-            return tensor.num_bytes
-    return _plain_bytes(shape, dtype)
-
-
-def _plain_bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
-    return math.prod(shape) * dtype.itemsize
+    projections = [head_projection(config)]
+    projections += (each for index in range(config.num_layers) for each in layer_projections(config, index))
+    plans = [plan_matrix(each, shapes, source.block_kinds, dtype, quantization) for each in projections]
+    in_products = {f"{name}.weight" for projection in projections for name in projection.names}
+    plain = [shape for name, shape in shapes.items() if name not in in_products or name == EMBEDDING]
+    loaded = sum(plan.num_bytes for plan in plans) + sum(math.prod(shape) * dtype.itemsize for shape in plain)
+    return loaded, loaded + max(plan.loading_bytes for plan in plans)
 
 
 def activation_bytes(config: DecoderConfig, dtype: torch.dtype, max_num_tokens: int, max_num_reqs: int) -> int:
@@ -80,14 +62,14 @@ def activation_bytes(config: DecoderConfig, dtype: torch.dtype, max_num_tokens: 
 
 
 def check_model_fits(model_config: ModelConfig, config: DecoderConfig, dtype: torch.dtype) -> None:
-    """Raises ValueError with the figures when the weights alone exceed the memory that is left."""
+    """Raises ValueError with the figures when loading the weights alone takes more memory than is left."""
     model, quantization = model_config.model, model_config.quantization
     kept_as = quantization or str(dtype).removeprefix("torch.")
     with open_checkpoint(model) as source:
-        needed = weight_bytes(config, dtype, quantization, source)
+        _, needed = weight_bytes(config, dtype, quantization, source)
     available = available_memory()
     if needed > available:
         raise ValueError(
-            f"{model} needs {needed / GIB:.2f} GiB for its weights as {kept_as}, "
+            f"{model} needs {needed / GIB:.2f} GiB to load its weights as {kept_as}, "
             f"and only {available / GIB:.2f} GiB of memory are available"
         )

@@ -5,7 +5,15 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from corespan.core.kernels.linear import BLOCK_FORMATS, SILU_MUL, BlockWeight, Int8Weight, PackedWeight, quantize_rows
+from corespan.core.kernels.linear import (
+    BLOCK_FORMATS,
+    SILU_MUL,
+    STORE,
+    BlockWeight,
+    Int8Weight,
+    PackedWeight,
+    quantize_rows,
+)
 from corespan.core.models.gguf_quants import QUANT_TYPES, dequantize
 from corespan.core.models.ops import TorchOps
 
@@ -114,3 +122,38 @@ def test_a_quantised_row_is_bitwise_the_same_whatever_rows_are_beside_it(kind: s
     whole = packed(x, torch.float32)
     for rows in (1, 3, 14, 15):
         assert torch.equal(packed(x[:rows], torch.float32), whole[:rows])
+
+
+class Slices:
+    """A matrix that is only ever asked for slices of its rows."""
+
+    def __init__(self, rows: torch.Tensor) -> None:
+        self.shape = rows.shape
+        self._rows = rows
+
+    def __getitem__(self, rows: slice) -> torch.Tensor:
+        assert rows.stop - rows.start <= 32
+        return self._rows[rows]
+
+
+@pytest.mark.parametrize("epilogue", [STORE, SILU_MUL])
+@pytest.mark.parametrize("kind", ["bf16", "int8", *BLOCK_FORMATS])
+def test_a_weight_packed_in_slabs_of_rows_is_the_one_packed_as_a_whole(
+    kind: str, epilogue: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    n = 96 if epilogue == SILU_MUL else 70
+
+    def pack(slices: bool) -> PackedWeight:
+        rows = random(n, 64) if kind in ("bf16", "int8") else random_blocks(kind, n, 64)
+        weight = Slices(rows) if slices else rows
+        if kind in ("bf16", "int8"):
+            return (PackedWeight if kind == "bf16" else Int8Weight)(weight, None, epilogue)
+        return BlockWeight(kind, weight, None, epilogue)
+
+    whole = pack(slices=False)
+    monkeypatch.setattr("corespan.core.kernels.linear.SLAB_VALUES", 1)
+    in_slabs = pack(slices=True)
+
+    assert torch.equal(in_slabs.packed, whole.packed)
+    if isinstance(whole, Int8Weight) and isinstance(in_slabs, Int8Weight):
+        assert torch.equal(in_slabs.weight_scales, whole.weight_scales)

@@ -140,3 +140,14 @@ def test_native_logits_are_the_same_bits_in_steps_that_threads_share_out_by_rows
         torch.set_num_threads(threads)
     for expected, found in zip(in_small_steps, shared_out, strict=True):
         np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_quantisation_without_kernels_to_run_it_is_said_to_be_slow(
+    model_dir: Path, dtype: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if dtype == "bfloat16":
+        monkeypatch.setenv("CORESPAN_CPU_ISA", "none")
+    with caplog.at_level("WARNING", logger="corespan.core"):
+        make_worker(model_dir, dtype, "int8")
+    assert "quantization is 'int8'" in caplog.text and "slow" in caplog.text

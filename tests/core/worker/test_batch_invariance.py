@@ -12,6 +12,7 @@ from step_driver import StepDriver, make_vllm_config
 from tiny_models import build_model, build_tiny_model
 
 from corespan.core.kernels import library
+from corespan.core.models.native_decoder import NativeDecoder
 from corespan.core.worker.worker import Worker
 
 PROMPT = [(13 * i) % 320 for i in range(47)]
@@ -43,9 +44,7 @@ def make_worker(folder: Path, dtype: str = "bfloat16", quantization: str | None 
     )
 
 
-needs_kernels = pytest.mark.skipif(
-    not library.is_available() or torch.cpu._is_amx_tile_supported(), reason="no native kernels for bfloat16"
-)
+needs_kernels = pytest.mark.skipif(not library.is_available(), reason="no native kernels")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
@@ -61,10 +60,12 @@ def test_torch_alone_is_refused(model_dir: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @needs_kernels
-def test_machines_whose_products_are_onednn_s_are_refused(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_machines_with_amx_keep_the_native_kernels_and_the_promise(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
-    with pytest.raises(ValueError, match="AMX"):
-        make_worker(model_dir)
+    for quantization in (None, "int8"):
+        assert isinstance(make_worker(model_dir, quantization=quantization).model_runner.model, NativeDecoder)
 
 
 @needs_kernels
