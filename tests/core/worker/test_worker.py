@@ -142,19 +142,6 @@ def test_the_cache_gets_half_of_what_is_free_less_what_a_step_needs(
     assert worker.determine_available_memory() == 0
 
 
-def test_a_container_limit_below_the_free_memory_is_what_counts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    files = []
-    for name, content in (("max", "2000000"), ("current", "900000"), ("stat", "anon 5\ninactive_file 100000\n")):
-        (tmp_path / name).write_text(content)
-        files.append(str(tmp_path / name))
-    monkeypatch.setattr(memory, "_CGROUP_FILES", (tuple(files),))
-    assert memory.available_memory() == 1_200_000
-    (tmp_path / "max").write_text("max\n")
-    assert memory.available_memory() > 1_200_000
-
-
 def test_more_query_heads_to_a_kv_head_than_the_kernels_take_are_left_to_torch(tmp_path: Path) -> None:
     build_tiny_model(tmp_path, "llama_with_64_heads_to_one")
     worker = Worker(make_vllm_config(str(tmp_path), json.loads((tmp_path / "config.json").read_text())))
