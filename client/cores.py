@@ -3,8 +3,11 @@
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 from ..protocol.control_groups import own_groups, read
+
+_NODES = Path("/sys/devices/system/node")
 
 
 def available_cores() -> int:
@@ -21,6 +24,24 @@ def limit_torch_threads() -> None:
     import torch
 
     torch.set_num_threads(available_cores())
+
+
+def thread_places() -> str | None:
+    """OMP_PLACES for threads that stay on their memory node: one place a node, of the processors that this process may
+    use. None where there is one node only, and nothing to keep apart.
+    """
+    allowed = os.sched_getaffinity(0)
+    nodes = sorted(_NODES.glob("node[0-9]*"), key=lambda folder: int(folder.name.removeprefix("node")))
+    places = [sorted(allowed & set(_processors(read(node / "cpulist")))) for node in nodes]
+    used = [f"{{{','.join(map(str, place))}}}" for place in places if place]
+    return ",".join(used) if len(used) > 1 else None
+
+
+def _processors(ranges: str) -> Iterator[int]:
+    """Of a list such as "0-3,8"."""
+    for span in filter(None, ranges.split(",")):
+        first, _, last = span.partition("-")
+        yield from range(int(first), int(last or first) + 1)
 
 
 def _quotas() -> Iterator[float]:

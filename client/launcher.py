@@ -33,7 +33,7 @@ from ..protocol.outputs import (
     HandshakeReady,
 )
 from .child import ChildProcess
-from .cores import available_cores
+from .cores import available_cores, thread_places
 from .failures import rebuild_exception
 from .interpreter import interpreter
 
@@ -50,6 +50,7 @@ STACKS_FILE = "core.stacks"
 _SECRET_WORDS = frozenset(
     ("TOKEN", "SECRET", "KEY", "APIKEY", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIAL", "CREDENTIALS")
 )
+_THREAD_PLACING = frozenset(("OMP_PLACES", "OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_AFFINITY"))
 _URL_WITH_PASSWORD = re.compile(r"://[^/\s:@]*:[^/\s@]+@")
 _ROOT_PACKAGE = __package__.rpartition(".")[0]
 _MAIN = f"from {_ROOT_PACKAGE}.core.process_main import main; main(int(sys.argv[1]), int(sys.argv[2]))"
@@ -216,6 +217,9 @@ def _core_environment() -> dict[str, str]:
     """This process's, without secrets: the core loads files that are there and speaks to nobody but its clients."""
     environment = {name: text for name, text in os.environ.items() if not _is_secret(name, text)}
     environment.setdefault("OMP_NUM_THREADS", str(available_cores()))
+    places = thread_places()
+    if places is not None and _THREAD_PLACING.isdisjoint(environment):
+        environment |= {"OMP_PLACES": places, "OMP_PROC_BIND": "close"}
     return environment
 
 

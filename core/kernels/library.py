@@ -226,6 +226,13 @@ class RowBlocks(Operation):
     _fields_ = [("rows", Pointer), ("operations", Int)]
 
 
+class Place(Operation):
+    """Lets each thread touch the pages of a packed weight that it will read, see csrc/gemm.h."""
+
+    kind = 12
+    _fields_ = [("format", Int), ("out", Pointer), ("n", Int), ("k", Int)]
+
+
 class _Entry(ctypes.Structure):
     _fields_ = [("kind", Int), ("args", Pointer)]
 

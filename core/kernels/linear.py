@@ -68,6 +68,7 @@ class PackedWeight:
         self.out_features = n // 2 if epilogue == SILU_MUL else n
         self._row_bytes = row_bytes
         self.packed = memory.allocate((-(-n // PANEL) * PANEL * row_bytes,), torch.uint8)
+        library.run(library.Place(format=self.format, out=self.packed.data_ptr(), n=n, k=k))
 
     def _pack(self, rows: torch.Tensor, first: int) -> None:
         """Rows in packed order, which begin with row `first` of the whole, a multiple of PANEL."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import corespan
-from corespan.client import cores
+from corespan.client import cores, launcher
 from corespan.protocol import control_groups
 
 V1 = "3:cpu,cpuacct:{}\n2:memory:{}"
@@ -57,6 +57,37 @@ def test_groups_of_the_first_version_count_too(groups: Path) -> None:
     assert cores.available_cores() == 8
     write(groups / "cgroup" / "cpu" / "cpu.cfs_quota_us", "400000")
     assert cores.available_cores() == 4
+
+
+NODES = {"0": "0-1,4-5", "1": "2-3,6-7", "2": ""}
+PLACES = "{0,1,4,5},{2,3,6,7}"
+
+
+@pytest.fixture
+def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The memory nodes of a machine with two sockets and one node without processors."""
+    monkeypatch.setattr(cores, "_NODES", tmp_path)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    for name in ("OMP_PLACES", "OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_AFFINITY"):
+        monkeypatch.delenv(name, raising=False)
+    for node, processors in NODES.items():
+        write(tmp_path / f"node{node}" / "cpulist", processors)
+    return tmp_path
+
+
+def test_threads_of_a_core_stay_on_their_memory_nodes(nodes: Path) -> None:
+    environment = launcher._core_environment()
+    assert (environment["OMP_PLACES"], environment["OMP_PROC_BIND"]) == (PLACES, "close")
+
+
+def test_threads_are_left_alone_on_one_node_or_where_somebody_has_placed_them(
+    nodes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_PROC_BIND", "false")
+    assert "OMP_PLACES" not in launcher._core_environment()
+    monkeypatch.delenv("OMP_PROC_BIND")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 4})
+    assert not {"OMP_PLACES", "OMP_PROC_BIND"} & set(launcher._core_environment())
 
 
 PROGRAM = """

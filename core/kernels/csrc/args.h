@@ -91,6 +91,14 @@ struct PackArgs {
     int64_t k;
 };
 
+// Decides which processor's memory the pages of a packed weight lie in, before it is packed.
+struct PlaceArgs {
+    int64_t format;
+    void* out;  // not written to before
+    int64_t n;
+    int64_t k;
+};
+
 // Rotates q and k in place of a merged qkv row and writes k and v to the cache; q alone where k_cache is null, k and v
 // alone where num_heads is 0.
 struct RotaryArgs {
@@ -192,7 +200,7 @@ struct RowBlocksArgs {
     int64_t operations;
 };
 
-enum Kind : int64_t { EMBED, RMS_NORM, GEMM, PACK, ROTARY, WRITE_KV, ATTENTION, SILU_MUL_OP, DRAW, QUANTIZE, LOGPROBS, ROW_BLOCKS };
+enum Kind : int64_t { EMBED, RMS_NORM, GEMM, PACK, ROTARY, WRITE_KV, ATTENTION, SILU_MUL_OP, DRAW, QUANTIZE, LOGPROBS, ROW_BLOCKS, PLACE };
 
 struct Op {
     int64_t kind;

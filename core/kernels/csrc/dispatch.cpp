@@ -47,6 +47,7 @@ extern "C" __attribute__((visibility("default"))) int64_t corespan_args_size(int
         case QUANTIZE: return sizeof(QuantizeArgs);
         case LOGPROBS: return sizeof(LogprobsArgs);
         case ROW_BLOCKS: return sizeof(RowBlocksArgs);
+        case PLACE: return sizeof(PlaceArgs);
         default: return 0;
     }
 }

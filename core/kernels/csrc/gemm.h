@@ -7,6 +7,7 @@
 constexpr int PANEL = 32;
 constexpr int FEW_ROWS = 4;  // which wait for memory
 constexpr int64_t CACHED_X_BYTES = 393216;  // of the second-level cache
+constexpr int64_t PAGE_BYTES = 4096;
 constexpr bool MANY_REGISTERS = LANES == 16;
 
 // Fetches 128 bytes of weights that come `ahead` of these. Few rows need their weights once and wait for them: theirs are
@@ -127,6 +128,17 @@ Bytes first_weights(const GemmArgs& a, const Team& team) {
     const int64_t bytes = own_panels((a.n + PANEL - 1) / PANEL, team) * Weight::panel_bytes(a.k);
     const uint8_t* first = (const uint8_t*)a.weight + team.rank * bytes;
     return {first, first + bytes};
+}
+
+// The system puts a page into the memory of the processor that touches it first. Each thread touches the panels that it
+// reads first when rows are few, as `gemm` shares them out; the pages that go to whoever is done first are spread over all.
+template <class Weight>
+void place_weight(const PlaceArgs& a, Team& team) {
+    const int64_t panels = (a.n + PANEL - 1) / PANEL, panel_bytes = Weight::panel_bytes(a.k);
+    const int64_t own = own_panels(panels, team) * panel_bytes;
+    volatile uint8_t* out = (uint8_t*)a.out;
+    for (int64_t at = team.rank * own; at < (team.rank + 1) * own; at += PAGE_BYTES) out[at] = 0;
+    for (int64_t at = team.size * own + team.rank * PAGE_BYTES; at < panels * panel_bytes; at += team.size * PAGE_BYTES) out[at] = 0;
 }
 
 // Row-major weights to panels; columns beyond n are zeros.

@@ -34,6 +34,7 @@ static void execute(const Op& op, Team& team) {
         case RMS_NORM: return BY_DTYPE(rms_norm, RmsNormArgs);
         case GEMM: BY_FORMAT(gemm, GemmArgs)
         case PACK: BY_FORMAT(pack_weight, PackArgs)
+        case PLACE: BY_FORMAT(place_weight, PlaceArgs)
         case ROTARY: return BY_DTYPE(rotary, RotaryArgs);
         case WRITE_KV: return BY_DTYPE(write_kv, WriteKvArgs);
         case ATTENTION: return attention(*(const AttentionArgs*)op.args, team);

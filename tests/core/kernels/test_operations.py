@@ -1,5 +1,8 @@
 """Each native operation against torch, on every instruction set of this CPU."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -110,3 +113,33 @@ def test_none_turns_the_native_kernels_off(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("CORESPAN_CPU_ISA", "none")
     assert not library.is_available()
     assert not PackedWeight.supports(torch.bfloat16, 64, 64)
+
+
+FAULTS = """
+import mmap, os, torch
+from corespan.core.kernels import library, linear
+
+def faults():
+    stats = {thread: open(f"/proc/self/task/{thread}/stat").read() for thread in os.listdir("/proc/self/task")}
+    return {thread: int(stat.rpartition(")")[2].split()[7]) for thread, stat in stats.items()}
+
+torch.set_num_threads(2)
+linear.PackedWeight(torch.ones(32, 64).bfloat16(), None)  # both threads are there from now on
+rows, columns = 24 * 32, 1024
+fresh = mmap.mmap(-1, rows * columns * 2)
+fresh.madvise(mmap.MADV_NOHUGEPAGE)
+out = torch.frombuffer(fresh, dtype=torch.uint8).data_ptr()
+place = library.Recording([library.Place(format=linear.BF16, out=out, n=rows, k=columns)])
+before = faults()
+place.run()
+after = faults()
+print(*sorted(after[thread] - before[thread] for thread in before)[-2:])
+"""
+
+
+def test_each_thread_is_the_first_to_touch_the_panels_that_it_reads_first() -> None:
+    """Of 24 panels of 16 pages two threads own ten each, and the pages of the last four in turn."""
+    done = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for taken in map(int, done.stdout.split()):
+        assert 12 * 16 <= taken < 13 * 16
