@@ -33,6 +33,7 @@ from ..protocol.param_checks import (
     is_plain_dict,
     reject,
 )
+from ..protocol.rope_config import override_config, read_rope_config
 from ..protocol.user_classes import end_script_at_engine, path_of
 from .cli_args import add_field_arguments
 from .hub import DEFAULT_MODEL
@@ -169,7 +170,7 @@ class EngineArgs(NeutralArgs):
         self._check_choices()
         needs_tokenizer = not self.skip_tokenizer_init and self.tokenizer is None
         files = resolve_model(os.fspath(self.model), self.revision, with_tokenizer=needs_tokenizer)
-        hf_config = {**files.hf_config, **(self.hf_overrides or {})}
+        hf_config = override_config(files.hf_config, self.hf_overrides or {})
         if not isinstance(hf_config.get("vocab_size"), int):
             raise ValueError(f"the configuration of {files.path} has no vocab_size; is it a language model?")
         max_model_len = self._max_model_len(hf_config)
@@ -383,20 +384,17 @@ def parse_max_model_len(value: int | str | None) -> int | None:
 def model_length_limit(hf_config: dict[str, Any]) -> int:
     """The longest sequence the model was made for, in tokens: its own figure, times the factor of linear scaling.
 
-    Raises VLLMValidationError for a figure that is no number of tokens.
+    Raises VLLMValidationError for a figure that is no number of tokens, ValueError for rotary settings that are not
+    supported.
     """
     figures = {key: hf_config[key] for key in _LENGTH_KEYS if hf_config.get(key)}
     for key, figure in figures.items():
         if isinstance(figure, bool) or not isinstance(figure, (int, float)) or not 1 <= figure < math.inf:
             reject(key, figure, "a number of tokens")
     limits = [int(figure) for figure in figures.values()]
-    if not limits:
-        return 2048
-    limit = min(limits)
-    rope = hf_config.get("rope_scaling") or hf_config.get("rope_parameters") or {}
-    if rope.get("rope_type", rope.get("type")) == "linear":
-        limit = int(limit * float(rope.get("factor", 1.0)))
-    return limit
+    limit = min(limits, default=2048)
+    rope = read_rope_config(hf_config)
+    return int(limit * rope.factor) if rope.kind == "linear" else limit
 
 
 def resolve_dtype(dtype: object, hf_config: dict[str, Any]) -> Dtype:

@@ -3,19 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-_DEFAULT_ROPE_THETA = 10000.0
-
-
-@dataclass(slots=True, frozen=True)
-class RopeConfig:
-    """Rotary embedding: `kind` is "default", "linear" or "llama3"; the last four matter only to the scaled kinds."""
-
-    theta: float
-    kind: str = "default"
-    factor: float = 1.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_max_position_embeddings: int = 0
+from ...protocol.rope_config import RopeConfig, read_rope_config
 
 
 @dataclass(slots=True, frozen=True)
@@ -87,17 +75,20 @@ def _build(
     num_kv_heads = int(hf_config.get("num_key_value_heads") or num_heads)
     if num_heads % num_kv_heads:
         raise ValueError(f"num_attention_heads ({num_heads}) is no multiple of num_key_value_heads ({num_kv_heads})")
+    head_dim = int(hf_config.get("head_dim") or hf_config["hidden_size"] // num_heads)
+    if head_dim % 2:
+        raise ValueError(f"head_dim is {head_dim}; the two halves of a head rotate together, so it must be even")
     return DecoderConfig(
         vocab_size=int(hf_config["vocab_size"]),
         hidden_size=int(hf_config["hidden_size"]),
         intermediate_size=int(hf_config["intermediate_size"]),
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
-        head_dim=int(hf_config.get("head_dim") or hf_config["hidden_size"] // num_heads),
+        head_dim=head_dim,
         rms_norm_eps=float(hf_config.get("rms_norm_eps", 1e-6)),
         max_position_embeddings=int(hf_config.get("max_position_embeddings", 2048)),
         tie_word_embeddings=bool(hf_config.get("tie_word_embeddings", False)),
-        rope=_rope_config(hf_config),
+        rope=read_rope_config(hf_config),
         sliding_windows=sliding_windows,
         qkv_bias=qkv_bias,
         o_bias=o_bias,
@@ -117,24 +108,3 @@ def _qwen_windows(hf_config: dict[str, Any]) -> tuple[int | None, ...]:
     if len(layer_types) != num_layers:
         raise ValueError(f"layer_types has {len(layer_types)} entries for {num_layers} layers")
     return tuple(window if kind == "sliding_attention" else None for kind in layer_types)
-
-
-def _rope_config(hf_config: dict[str, Any]) -> RopeConfig:
-    """Reads `rope_parameters` as transformers 5 writes it, or `rope_theta` and `rope_scaling` as it used to."""
-    parameters = hf_config.get("rope_parameters") or hf_config.get("rope_scaling") or {}
-    theta = parameters.get("rope_theta") or hf_config.get("rope_theta") or _DEFAULT_ROPE_THETA
-    kind = parameters.get("rope_type") or parameters.get("type") or "default"
-    partial = parameters.get("partial_rotary_factor") or hf_config.get("partial_rotary_factor") or 1.0
-    if partial != 1.0:
-        raise ValueError(f"partial_rotary_factor is {partial}; only whole heads can be rotated")
-    if kind not in ("default", "linear", "llama3"):
-        raise ValueError(f"rope_type is {kind!r}; supported are 'default', 'linear' and 'llama3'")
-    original_length = parameters.get("original_max_position_embeddings") or hf_config.get("max_position_embeddings", 0)
-    return RopeConfig(
-        theta=float(theta),
-        kind=kind,
-        factor=float(parameters.get("factor") or 1.0),
-        low_freq_factor=float(parameters.get("low_freq_factor") or 1.0),
-        high_freq_factor=float(parameters.get("high_freq_factor") or 4.0),
-        original_max_position_embeddings=int(original_length),
-    )

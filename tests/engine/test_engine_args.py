@@ -55,6 +55,9 @@ def test_a_max_model_len_that_is_none_is_refused(given: Any) -> None:
         parse_max_model_len(given)
 
 
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+
+
 @pytest.mark.parametrize(
     ("hf_config", "limit"),
     [
@@ -62,7 +65,7 @@ def test_a_max_model_len_that_is_none_is_refused(given: Any) -> None:
         ({"max_position_embeddings": 1024, "max_seq_len": 512}, 512),
         ({"max_position_embeddings": 1024, "rope_scaling": {"rope_type": "linear", "factor": 4.0}}, 4096),
         ({"max_position_embeddings": 1024, "rope_scaling": {"type": "linear", "factor": 2.0}}, 2048),
-        ({"max_position_embeddings": 1024, "rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, 1024),
+        ({"max_position_embeddings": 1024, "rope_parameters": LLAMA3}, 1024),
         ({"max_position_embeddings": 1024, "rope_scaling": None}, 1024),
     ],
 )
