@@ -1,17 +1,14 @@
-"""Reads a GGUF file's header: its metadata, its tensors' shapes, and from these the model's Hugging Face configuration.
+"""Makes the Hugging Face configuration of a model out of a GGUF file's metadata. Called when a model is resolved.
 
-Called when a model is resolved. The `gguf` package's reader needs seconds for the vocabulary; this one needs a tenth.
+The `gguf` package's reader needs seconds for the vocabulary; `protocol/gguf_file.py` needs a tenth.
 """
 
-import mmap
 import os
 import struct
 from typing import Any
 
-_MAGIC = b"GGUF"
-_VERSIONS = (2, 3)
-_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-_STRING, _ARRAY = 8, 9
+from ..protocol.gguf_file import Figures, TensorPlace, read_gguf
+
 _F32 = 0  # ggml's number for float32 tensors
 
 _ARCHITECTURES = {
@@ -22,45 +19,6 @@ _ARCHITECTURES = {
 }
 
 
-class _Cursor:
-    """A position in the mapped file; every read moves it on."""
-
-    def __init__(self, buffer: mmap.mmap, position: int) -> None:
-        self.buffer = buffer
-        self.position = position
-
-    def scalars(self, layout: str) -> tuple[Any, ...]:
-        values = struct.unpack_from("<" + layout, self.buffer, self.position)
-        self.position += struct.calcsize("<" + layout)
-        return values
-
-    def text(self) -> str:
-        return self.texts(1)[0]
-
-    def texts(self, count: int) -> list[str]:
-        buffer, position = self.buffer, self.position
-        length_at = struct.Struct("<Q").unpack_from
-        texts = []
-        for _ in range(count):
-            start = position + 8
-            position = start + length_at(buffer, position)[0]
-            texts.append(buffer[start:position].decode("utf-8", "replace"))
-        self.position = position
-        return texts
-
-    def value(self, kind: int) -> Any:
-        if kind == _STRING:
-            return self.text()
-        if kind == _ARRAY:
-            element_kind, count = self.scalars("IQ")
-            if element_kind == _STRING:
-                return self.texts(count)
-            if element_kind == _ARRAY:
-                return [self.value(_ARRAY) for _ in range(count)]
-            return list(self.scalars(f"{count}{_SCALARS[element_kind]}"))
-        return self.scalars(_SCALARS[kind])[0]
-
-
 def read_metadata(path: str | os.PathLike[str]) -> dict[str, Any]:
     """The file's key-value pairs, and three keys of our own.
 
@@ -68,40 +26,26 @@ def read_metadata(path: str | os.PathLike[str]) -> dict[str, Any]:
     `GGUF.rope_factors`, the float32 content of `rope_freqs.weight`, where the file has it.
     Raises FileNotFoundError, or ValueError naming the file where it is not a GGUF file or is cut short.
     """
-    with open(path, "rb") as file:
-        if file.read(4) != _MAGIC:
-            raise ValueError(f"{os.fspath(path)} is not a GGUF file: it does not begin with the bytes 'GGUF'")
-        try:
-            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as buffer:
-                return _read_header(_Cursor(buffer, len(_MAGIC)))
-        except (struct.error, IndexError, KeyError, OverflowError, MemoryError, RecursionError) as error:
-            raise ValueError(f"{os.fspath(path)}: the GGUF header is damaged or cut short ({error})") from error
-
-
-def _read_header(cursor: _Cursor) -> dict[str, Any]:
-    (version,) = cursor.scalars("I")
-    if version not in _VERSIONS:
-        raise ValueError(f"GGUF version {version} is not supported; versions {_VERSIONS} are")
-    tensor_count, pair_count = cursor.scalars("QQ")
-    metadata: dict[str, Any] = {"GGUF.version": version}
-    for _ in range(pair_count):
-        key = cursor.text()
-        metadata[key] = cursor.value(cursor.scalars("I")[0])
-    shapes: dict[str, list[int]] = {}
-    rope_factors: tuple[int, int] | None = None  # (count, offset) in the data section
-    for _ in range(tensor_count):
-        name = cursor.text()
-        (rank,) = cursor.scalars("I")
-        shapes[name] = list(reversed(cursor.scalars(f"{rank}Q")))
-        kind, offset = cursor.scalars("IQ")
-        if name == "rope_freqs.weight" and kind == _F32:
-            rope_factors = (shapes[name][-1], offset)
-    metadata["GGUF.tensor_shapes"] = shapes
-    if rope_factors is not None:
-        alignment = int(metadata.get("general.alignment", 32))
-        cursor.position = -(-cursor.position // alignment) * alignment + rope_factors[1]
-        metadata["GGUF.rope_factors"] = list(cursor.scalars(f"{rope_factors[0]}f"))
+    header = read_gguf(path)
+    metadata = {**header.metadata, "GGUF.version": header.version}
+    metadata["GGUF.tensor_shapes"] = {name: list(place.shape) for name, place in header.tensors.items()}
+    if (place := header.tensors.get("rope_freqs.weight")) is not None:
+        metadata["GGUF.rope_factors"] = _read_floats(place)
     return metadata
+
+
+def _read_floats(place: TensorPlace) -> list[float]:
+    if place.type_number != _F32 or len(place.shape) != 1 or not place.shape[0]:
+        raise ValueError(
+            f"{place.path}: rope_freqs.weight has shape {list(place.shape)} and ggml type number {place.type_number}; "
+            f"it must be a vector in F32 ({_F32})"
+        )
+    with open(place.path, "rb") as file:
+        size = 4 * place.shape[0]
+        if place.offset + size > os.fstat(file.fileno()).st_size:
+            raise ValueError(f"{place.path} is truncated: rope_freqs.weight lies behind its end")
+        file.seek(place.offset)
+        return list(struct.unpack(f"<{place.shape[0]}f", file.read(size)))
 
 
 def hf_config_from_gguf(metadata: dict[str, Any]) -> dict[str, Any]:
@@ -115,35 +59,39 @@ def hf_config_from_gguf(metadata: dict[str, Any]) -> dict[str, Any]:
     model_type, class_name = _ARCHITECTURES[architecture]
     if architecture == "llama" and "mistral" in str(metadata.get("general.name", "")).lower():
         model_type, class_name = _ARCHITECTURES["mistral"]
-    figure = _Figures(metadata, architecture)
+    figures = Figures(metadata, architecture)
     shapes = metadata["GGUF.tensor_shapes"]
-    heads = int(figure("attention.head_count"))
-    hidden_size = int(figure("embedding_length"))
+    heads = figures.whole("attention.head_count")
+    if not heads:
+        raise ValueError(f"{architecture}.attention.head_count is 0; it must be at least 1")
+    hidden_size = figures.whole("embedding_length")
+    head_dim = figures.whole("attention.key_length", figures.get("rope.dimension_count", hidden_size // heads))
+    _check_supported(figures, head_dim)
     config: dict[str, Any] = {
         "model_type": model_type,
         "architectures": [class_name],
         "vocab_size": _vocab_size(metadata, architecture),
         "hidden_size": hidden_size,
-        "intermediate_size": int(figure("feed_forward_length")),
-        "num_hidden_layers": int(figure("block_count")),
+        "intermediate_size": figures.whole("feed_forward_length"),
+        "num_hidden_layers": figures.whole("block_count"),
         "num_attention_heads": heads,
-        "num_key_value_heads": int(figure("attention.head_count_kv", heads)),
-        "head_dim": int(figure("attention.key_length", figure("rope.dimension_count", hidden_size // heads))),
-        "max_position_embeddings": int(figure("context_length")),
-        "rms_norm_eps": float(figure("attention.layer_norm_rms_epsilon")),
-        "rope_theta": float(figure("rope.freq_base", 10000.0)),
-        "rope_scaling": _rope_scaling(metadata, figure),
+        "num_key_value_heads": figures.whole("attention.head_count_kv", heads),
+        "head_dim": head_dim,
+        "max_position_embeddings": figures.whole("context_length"),
+        "rms_norm_eps": figures.number("attention.layer_norm_rms_epsilon"),
+        "rope_theta": figures.number("rope.freq_base", 10000.0),
+        "rope_scaling": _rope_scaling(metadata, figures),
         "hidden_act": "silu",
         "attention_bias": "blk.0.attn_q.bias" in shapes,
         "mlp_bias": "blk.0.ffn_gate.bias" in shapes,
         "tie_word_embeddings": "output.weight" not in shapes,
         "torch_dtype": "bfloat16",
     }
-    window = figure("attention.sliding_window", None)
-    config["sliding_window"] = None if window is None else int(window)
+    window = figures.get("attention.sliding_window", None)
+    config["sliding_window"] = None if window is None else figures.whole("attention.sliding_window")
     for name in ("bos", "eos"):
         if (token_id := metadata.get(f"tokenizer.ggml.{name}_token_id")) is not None:
-            config[f"{name}_token_id"] = int(token_id)
+            config[f"{name}_token_id"] = token_id
     return config
 
 
@@ -151,54 +99,51 @@ def generation_config_from_gguf(metadata: dict[str, Any]) -> dict[str, Any]:
     """What a `generation_config.json` would hold: the begin token, and every token that ends a generation."""
     config: dict[str, Any] = {}
     if (bos := metadata.get("tokenizer.ggml.bos_token_id")) is not None:
-        config["bos_token_id"] = int(bos)
+        config["bos_token_id"] = bos
     keys = ("eos_token_id", "eot_token_id", "eom_token_id")
-    ends = [int(metadata[f"tokenizer.ggml.{key}"]) for key in keys if f"tokenizer.ggml.{key}" in metadata]
+    ends = [metadata[f"tokenizer.ggml.{key}"] for key in keys if f"tokenizer.ggml.{key}" in metadata]
     if ends:
         config["eos_token_id"] = list(dict.fromkeys(ends)) if len(set(ends)) > 1 else ends[0]
     return config
 
 
-class _Figures:
-    """Looks up `<architecture>.<name>`; without a default a missing figure is a ValueError."""
-
-    _REQUIRED: object = object()
-
-    def __init__(self, metadata: dict[str, Any], architecture: str) -> None:
-        self.metadata = metadata
-        self.architecture = architecture
-
-    def __call__(self, name: str, default: Any = _REQUIRED) -> Any:
-        value = self.metadata.get(f"{self.architecture}.{name}", default)
-        if value is self._REQUIRED:
-            raise ValueError(f"the GGUF metadata lacks {self.architecture}.{name}")
-        if isinstance(value, list):
-            if len(set(value)) != 1:
-                raise ValueError(f"{self.architecture}.{name} differs from layer to layer, which is not supported")
-            return value[0]
-        return value
+def _check_supported(figures: Figures, head_dim: int) -> None:
+    """Raises ValueError naming the figure, where one says that the model computes in a way that is not built."""
+    figures.whole("rope.dimension_count", head_dim)
+    neutral = {
+        "rope.dimension_count": head_dim,  # fewer: only a part of each head is rotated
+        "attention.value_length": head_dim,
+        "expert_count": 0,
+        "attention.causal": True,
+    }
+    for name, value in neutral.items():
+        if (given := figures.get(name, value)) != value:
+            raise ValueError(f"{figures.architecture}.{name} is {given!r}; only {value!r} is supported for this model")
 
 
 def _vocab_size(metadata: dict[str, Any], architecture: str) -> int:
     """The embedding's rows decide: some files state a vocabulary without the padding rows."""
     if (shape := metadata["GGUF.tensor_shapes"].get("token_embd.weight")) is not None:
         return int(shape[0])
-    stated = metadata.get(f"{architecture}.vocab_size")
-    return int(stated) if stated is not None else len(metadata["tokenizer.ggml.tokens"])
+    figures = Figures(metadata, architecture)
+    if figures.get("vocab_size", None) is not None:
+        return figures.whole("vocab_size")
+    if not isinstance(tokens := metadata.get("tokenizer.ggml.tokens"), list):
+        raise ValueError(f"the GGUF file has no token_embd.weight, {architecture}.vocab_size or tokenizer.ggml.tokens")
+    return len(tokens)
 
 
-def _rope_scaling(metadata: dict[str, Any], figure: _Figures) -> dict[str, Any] | None:
+def _rope_scaling(metadata: dict[str, Any], figures: Figures) -> dict[str, Any] | None:
+    kind = figures.get("rope.scaling.type", "none")
     if (factors := metadata.get("GGUF.rope_factors")) is not None:
-        return _llama3_scaling(factors, float(figure("rope.freq_base", 10000.0)))
-    kind = figure("rope.scaling.type", "none")
+        if kind != "none":
+            raise ValueError(f"the GGUF file has both rope_freqs.weight and rope.scaling.type {kind!r}; not supported")
+        return _llama3_scaling(factors, figures.number("rope.freq_base", 10000.0))
     if kind == "none":
         # Files older than rope.scaling.type name a linear factor alone.
-        factor = float(figure("rope.scale_linear", 1.0))
+        factor = figures.number("rope.scale_linear", 1.0)
         return {"rope_type": "linear", "factor": factor} if factor != 1.0 else None
-    scaling: dict[str, Any] = {"rope_type": kind, "factor": float(figure("rope.scaling.factor"))}
-    if (original := figure("rope.scaling.original_context_length", None)) is not None:
-        scaling["original_max_position_embeddings"] = int(original)
-    return scaling
+    return {"rope_type": kind, "factor": figures.number("rope.scaling.factor")}
 
 
 def _llama3_scaling(factors: list[float], theta: float) -> dict[str, Any] | None:

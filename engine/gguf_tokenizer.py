@@ -5,11 +5,14 @@ conversion of the same file.
 """
 
 import json
+import logging
 import os
 import tempfile
 from typing import Any
 
 from .gguf_metadata import read_metadata
+
+logger = logging.getLogger("corespan.engine")
 
 _CONTROL, _USER_DEFINED = 3, 4  # ggml's token types
 
@@ -23,12 +26,14 @@ _TEKKEN_SPLIT = (
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-# How text is cut before merging, by `tokenizer.ggml.pre`; every other name is cut the way GPT-2 does.
-_SPLITS = {
+_GPT2_SPLIT = None  # built into `tokenizers`
+_SPLITS: dict[str, str | None] = {
+    **dict.fromkeys(("default", "gpt-2", "phi-2", "mpt", "olmo", "jais", "smollm"), _GPT2_SPLIT),
     **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "dbrx", "smaug-bpe"), _LLAMA3_SPLIT),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), _QWEN2_SPLIT),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez", "stablelm2"), _QWEN2_SPLIT),
     "tekken": _TEKKEN_SPLIT,
 }
+"""How text is cut before merging, by `tokenizer.ggml.pre`."""
 
 
 def convert_gguf_tokenizer(gguf_path: str | os.PathLike[str], out_dir: str | os.PathLike[str]) -> None:
@@ -40,9 +45,54 @@ def convert_gguf_tokenizer(gguf_path: str | os.PathLike[str], out_dir: str | os.
     kind = metadata.get("tokenizer.ggml.model")
     if kind not in ("gpt2", "llama"):
         raise ValueError(f"{os.fspath(gguf_path)}: tokenizer.ggml.model is {kind!r}; 'gpt2' and 'llama' are supported")
+    try:
+        _check_vocabulary(metadata, byte_level=kind == "gpt2")
+        tokenizer_config, tokenizer = _tokenizer_config(metadata), _tokenizer_json(metadata)
+    except ValueError as error:
+        raise ValueError(f"{os.fspath(gguf_path)}: {error}") from None
     os.makedirs(out_dir, exist_ok=True)
-    _write_json(os.path.join(out_dir, "tokenizer_config.json"), _tokenizer_config(metadata))
-    _write_json(os.path.join(out_dir, "tokenizer.json"), _tokenizer_json(metadata))
+    _write_json(os.path.join(out_dir, "tokenizer_config.json"), tokenizer_config)
+    _write_json(os.path.join(out_dir, "tokenizer.json"), tokenizer)
+
+
+def _check_vocabulary(metadata: dict[str, Any], byte_level: bool) -> None:
+    """Raises ValueError naming the key: one that is missing, or whose content the conversion cannot use."""
+    tokens = _texts(metadata, "tokenizer.ggml.tokens")
+    if byte_level or "tokenizer.ggml.merges" in metadata:
+        for merge in _texts(metadata, "tokenizer.ggml.merges"):
+            if merge.count(" ") != 1:
+                raise ValueError(f"tokenizer.ggml.merges holds {merge!r}; it must be two tokens and a space between")
+    elif (scores := metadata.get("tokenizer.ggml.scores")) is None or len(scores) != len(tokens):
+        raise ValueError(f"it has neither tokenizer.ggml.merges nor tokenizer.ggml.scores for its {len(tokens)} tokens")
+    kinds = metadata.get("tokenizer.ggml.token_type")
+    if kinds is not None and len(kinds) != len(tokens):
+        raise ValueError(f"tokenizer.ggml.token_type has {len(kinds)} entries for {len(tokens)} tokens")
+    for name in ("bos", "eos", "unknown", "padding"):
+        key = f"tokenizer.ggml.{name}_token_id"
+        token_id = metadata.get(key, 0)
+        if isinstance(token_id, bool) or not isinstance(token_id, int) or not 0 <= token_id < len(tokens):
+            raise ValueError(f"{key} is {token_id!r}; the file's tokens are 0..{len(tokens) - 1}")
+    if byte_level:
+        _check_pre_tokenizer(metadata.get("tokenizer.ggml.pre"))
+
+
+def _texts(metadata: dict[str, Any], key: str) -> list[str]:
+    texts = metadata.get(key)
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise ValueError(f"it has no {key}" if texts is None else f"{key} is not a list of texts")
+    return texts
+
+
+def _check_pre_tokenizer(pre: Any) -> None:
+    if pre is None:
+        logger.warning(
+            "the GGUF file does not say how text is cut into words (tokenizer.ggml.pre); it is cut the way GPT-2 does"
+        )
+    elif pre not in _SPLITS:
+        raise ValueError(
+            f"tokenizer.ggml.pre is {pre!r}, a way to cut text that is not known here; known are "
+            f"{', '.join(_SPLITS)}. Give the original model's folder as the tokenizer"
+        )
 
 
 def _write_json(path: str, content: dict[str, Any]) -> None:
@@ -119,7 +169,7 @@ def _byte_level_parts(metadata: dict[str, Any]) -> dict[str, Any]:
         }
 
     pre_tokenizer = byte_level(use_regex=True)
-    if (split := _SPLITS.get(metadata.get("tokenizer.ggml.pre", ""))) is not None:
+    if (split := _SPLITS[metadata.get("tokenizer.ggml.pre", "default")]) is not None:
         regex = {"type": "Split", "pattern": {"Regex": split}, "behavior": "Isolated", "invert": False}
         pre_tokenizer = {"type": "Sequence", "pretokenizers": [regex, byte_level(use_regex=False)]}
     return {"pre_tokenizer": pre_tokenizer, "decoder": byte_level(use_regex=True, add_prefix_space=True)}

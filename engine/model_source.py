@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..protocol.gguf_file import first_part, is_gguf
 from . import hub
 from .cached_folder import CacheNotWritableError, cache_dir, filled_folder, is_intact
 from .gguf_metadata import generation_config_from_gguf, hf_config_from_gguf, read_metadata
@@ -24,7 +25,7 @@ from .json_files import read_json, write_json
 
 logger = logging.getLogger("corespan.engine")
 
-CONVERSION_VERSION = 2
+CONVERSION_VERSION = 3
 """Raised whenever what is written for a GGUF file changes, so that older conversions are not read."""
 
 _HASHED_BYTES = 2**24
@@ -51,7 +52,7 @@ def resolve_model(name: str, revision: str | None = None, with_tokenizer: bool =
     `hub.ModelFetchError`.
     """
     path = _local_path(name, revision)
-    if path.suffix == ".gguf":
+    if path.is_file():
         return _gguf_files(path, with_tokenizer)
     tokenizer = str(path) if any((path / file).is_file() for file in TOKENIZER_FILES) else None
     return ModelFiles(
@@ -70,23 +71,24 @@ def fetch_model(name: str, revision: str | None = None) -> Path:
     """
     folder = hub.pull(name, revision, verify=True)
     path = _model_in(folder)
-    if path.suffix == ".gguf":
+    if path.is_file():
         _converted(path, with_tokenizer=True, verify=True)
     return folder
 
 
 def _local_path(name: str, revision: str | None) -> Path:
-    """The absolute path of a folder with a config.json or of a .gguf file."""
+    """The absolute path of a folder with a config.json or of a GGUF file, under the name that it was given by: what a
+    link in a download cache leads to has no suffix, and no other parts beside it."""
     if name in hub.SHORT_NAMES:
         return _model_in(hub.pull(name, revision))
     path = Path(os.path.expanduser(name))
     if path.is_dir():
         return _model_in(path.resolve())
     if path.is_file():
-        if path.suffix != ".gguf":
+        if not is_gguf(path):
             raise ValueError(f"{path} is neither a folder in Hugging Face layout nor a .gguf file")
-        return path.resolve()
-    if not HUB_ID.fullmatch(name) or path.suffix in (".gguf", ".safetensors"):
+        return first_part(_absolute(path))
+    if not HUB_ID.fullmatch(name) or path.suffix.lower() in (".gguf", ".safetensors"):
         raise FileNotFoundError(f"no such model file or folder: {path.absolute()}")
     return _model_in(hub.pull(name, revision))
 
@@ -94,12 +96,16 @@ def _local_path(name: str, revision: str | None) -> Path:
 def _model_in(folder: Path) -> Path:
     if _has(folder, "config.json"):
         return folder
-    files = sorted(folder.glob("*.gguf"))
+    files = sorted({first_part(_absolute(file)) for file in folder.iterdir() if file.suffix.lower() == ".gguf"})
     if len(files) == 1:
-        return files[0].resolve()
+        return files[0]
     if files:
         raise ValueError(f"{folder} holds several .gguf files; name one: {', '.join(file.name for file in files)}")
     raise ValueError(f"{folder} holds no model: neither a config.json nor a .gguf file is in it")
+
+
+def _absolute(path: Path) -> Path:
+    return path.parent.resolve() / path.name
 
 
 def _gguf_files(path: Path, with_tokenizer: bool) -> ModelFiles:

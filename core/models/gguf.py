@@ -1,25 +1,16 @@
-"""Reads the tensors of a GGUF file under their Hugging Face names. The metadata is read only as far as the tensors need
-it: the vocabulary, which fills most of the header, is skipped."""
+"""Reads the tensors of a GGUF file, or of all parts of a split one, under their Hugging Face names."""
 
 import mmap
 import re
-import struct
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
+from ...protocol.gguf_file import Figures, GGUFHeader, TensorPlace, read_gguf
 from .gguf_quants import QUANT_TYPES, QuantType, dequantize
 from .tensor_source import ALL_ROWS, TensorSource
-
-_MAGIC = b"GGUF"
-_VERSIONS = (2, 3)
-_DEFAULT_ALIGNMENT = 32
-_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-_STRING, _ARRAY = 8, 9
-_LENGTH = struct.Struct("<Q")
 
 _WHOLE_NAMES = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -44,12 +35,15 @@ _LAYER_TENSOR = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 
 @dataclass(slots=True, frozen=True)
 class GGUFTensor:
-    """Where a tensor lies in the file. `interleaved_heads` > 0: its rows are in llama.cpp's rotary order."""
+    """Where a tensor lies and in which format. `interleaved_heads` > 0: its rows are in llama.cpp's rotary order."""
 
-    shape: tuple[int, ...]
+    place: TensorPlace
     quant_type: QuantType
-    offset: int
     interleaved_heads: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.place.shape
 
     @property
     def num_bytes(self) -> int:
@@ -64,24 +58,18 @@ class GGUFSource(TensorSource):
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self._pool = ThreadPoolExecutor(torch.get_num_threads(), thread_name_prefix="gguf")
-        with open(path, "rb") as file:
-            try:
-                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-            except ValueError:
-                raise ValueError(f"{path} is empty") from None
-        try:
-            self.tensors = _read_directory(self._map, path)
-        except (struct.error, IndexError, UnicodeDecodeError, KeyError):
-            raise ValueError(f"{path}: the GGUF header is damaged or cut short") from None
+        self.tensors = _tensors(read_gguf(path, vocabulary=False))
+        self._bytes = {file: _mapped(file) for file in {tensor.place.path for tensor in self.tensors.values()}}
         self._check_extents()
-        self._bytes: torch.Tensor | None = torch.frombuffer(self._map, dtype=torch.uint8)
+        self._pool = ThreadPoolExecutor(torch.get_num_threads(), thread_name_prefix="gguf")
 
     def _check_extents(self) -> None:
         for name, tensor in self.tensors.items():
-            end = tensor.offset + tensor.num_bytes
-            if end > len(self._map):
-                raise ValueError(f"{self.path} is truncated: {name} ends at byte {end}, the file at {len(self._map)}")
+            file, end = tensor.place.path, tensor.place.offset + tensor.num_bytes
+            if end > len(self._bytes[file]):
+                raise ValueError(
+                    f"{file} is truncated: {name} ends at byte {end}, the file at {len(self._bytes[file])}"
+                )
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -106,13 +94,13 @@ class GGUFSource(TensorSource):
         return blocks[_file_order(tensor)[rows]] if tensor.interleaved_heads else blocks[rows]
 
     def _blocks(self, tensor: GGUFTensor) -> torch.Tensor:
-        if self._bytes is None:
+        if tensor.place.path not in self._bytes:
             raise ValueError(f"{self.path} is closed")
-        span = self._bytes[tensor.offset : tensor.offset + tensor.num_bytes]
+        span = self._bytes[tensor.place.path][tensor.place.offset : tensor.place.offset + tensor.num_bytes]
         return span.view(-1, tensor.quant_type.block_bytes)
 
     def close(self) -> None:
-        self._bytes = None
+        self._bytes = {}
         self._pool.shutdown()
 
 
@@ -124,32 +112,22 @@ def _file_order(tensor: GGUFTensor) -> torch.Tensor:
     return pairs.transpose(1, 2).flatten()
 
 
-def _read_directory(buffer: mmap.mmap, path: str) -> dict[str, GGUFTensor]:
+def _mapped(path: str) -> torch.Tensor:
+    """The file's bytes, writable as torch wants them; writes would stay in memory."""
+    with open(path, "rb") as file:
+        return torch.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY), dtype=torch.uint8)
+
+
+def _tensors(header: GGUFHeader) -> dict[str, GGUFTensor]:
     """The tensors of the file by Hugging Face name (those without one keep their own)."""
-    if buffer[:4] != _MAGIC:
-        raise ValueError(f"{path} is not a GGUF file")
-    version, num_tensors, num_fields = struct.unpack_from("<IQQ", buffer, 4)
-    if version not in _VERSIONS:
-        raise ValueError(f"{path} is GGUF version {version}; supported are {', '.join(map(str, _VERSIONS))}")
-    metadata, position = _read_metadata(buffer, num_fields)
-    entries = []
-    for _ in range(num_tensors):
-        name, position = _text(buffer, position)
-        (num_dims,) = struct.unpack_from("<I", buffer, position)
-        *sizes, number, offset = struct.unpack_from(f"<{num_dims}QIQ", buffer, position + 4)
-        position += 16 + 8 * num_dims
-        entries.append((name, tuple(reversed(sizes)), number, offset))
-    alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
-    start = -(-position // alignment) * alignment
-    tensors = {}
-    for name, shape, number, offset in entries:
-        quant_type = _quant_type(path, name, shape, number)
-        heads = _interleaved_heads(name, metadata)
-        tensors[_hugging_face_name(name)] = GGUFTensor(shape, quant_type, start + offset, heads)
-    return tensors
+    return {
+        _hugging_face_name(name): GGUFTensor(place, _quant_type(place, name), _interleaved_heads(name, header.metadata))
+        for name, place in header.tensors.items()
+    }
 
 
-def _quant_type(path: str, name: str, shape: tuple[int, ...], number: int) -> QuantType:
+def _quant_type(place: TensorPlace, name: str) -> QuantType:
+    path, shape, number = place.path, place.shape, place.type_number
     quant_type = QUANT_TYPES.get(number)
     if quant_type is None:
         known = ", ".join(known.name for known in QUANT_TYPES.values())
@@ -159,16 +137,14 @@ def _quant_type(path: str, name: str, shape: tuple[int, ...], number: int) -> Qu
     return quant_type
 
 
-def _interleaved_heads(name: str, metadata: Mapping[str, Any]) -> int:
+def _interleaved_heads(name: str, metadata: Mapping[str, object]) -> int:
     """llama.cpp reorders the query and key rows of the Llama architecture, and of no other."""
-    if metadata.get("general.architecture") != "llama":
+    match = re.fullmatch(r"blk\.\d+\.attn_([qk])\.(weight|bias)", name)
+    if match is None or metadata.get("general.architecture") != "llama":
         return 0
-    num_heads = metadata["llama.attention.head_count"]
-    if re.fullmatch(r"blk\.\d+\.attn_q\.(weight|bias)", name):
-        return int(num_heads)
-    if re.fullmatch(r"blk\.\d+\.attn_k\.(weight|bias)", name):
-        return int(metadata.get("llama.attention.head_count_kv", num_heads))
-    return 0
+    figures = Figures(metadata, "llama")
+    num_heads = figures.whole("attention.head_count")
+    return num_heads if match[1] == "q" else figures.whole("attention.head_count_kv", num_heads)
 
 
 def _hugging_face_name(name: str) -> str:
@@ -176,45 +152,3 @@ def _hugging_face_name(name: str) -> str:
     if match and match[2] in _LAYER_PARTS:
         return f"model.layers.{match[1]}.{_LAYER_PARTS[match[2]]}.{match[3]}"
     return _WHOLE_NAMES.get(name, name)
-
-
-def _read_metadata(buffer: mmap.mmap, num_fields: int) -> tuple[dict[str, Any], int]:
-    """Scalars and strings by key (arrays are skipped), and the position behind the last field."""
-    metadata: dict[str, Any] = {}
-    position = 24
-    for _ in range(num_fields):
-        key, position = _text(buffer, position)
-        (kind,) = struct.unpack_from("<I", buffer, position)
-        position += 4
-        if kind == _STRING:
-            metadata[key], position = _text(buffer, position)
-        elif kind == _ARRAY:
-            position = _skip_array(buffer, position)
-        else:
-            layout = struct.Struct("<" + _SCALARS[kind])
-            (metadata[key],) = layout.unpack_from(buffer, position)
-            position += layout.size
-    return metadata, position
-
-
-def _text(buffer: mmap.mmap, position: int) -> tuple[str, int]:
-    start = position + 8
-    end = start + _LENGTH.unpack_from(buffer, position)[0]
-    if end > len(buffer):
-        raise IndexError
-    return buffer[start:end].decode(), end
-
-
-def _skip_array(buffer: mmap.mmap, position: int) -> int:
-    kind, count = struct.unpack_from("<IQ", buffer, position)
-    position += 12
-    if kind == _STRING:
-        length_at = _LENGTH.unpack_from
-        for _ in range(count):
-            position += 8 + length_at(buffer, position)[0]
-        return position
-    if kind == _ARRAY:
-        for _ in range(count):
-            position = _skip_array(buffer, position)
-        return position
-    return position + count * struct.calcsize("<" + _SCALARS[kind])

@@ -17,10 +17,8 @@ _FLOATING = ("BF16", "F16", "F32")
 
 
 def open_checkpoint(path: str) -> TensorSource:
-    """`path`: a `.gguf` file or a folder with safetensors. Raises ValueError or FileNotFoundError naming the file."""
-    if path.endswith(".gguf"):
-        return GGUFSource(path)
-    return SafetensorsSource(path)
+    """`path`: a GGUF file or a folder with safetensors. Raises ValueError or FileNotFoundError naming the file."""
+    return SafetensorsSource(path) if Path(path).is_dir() else GGUFSource(path)
 
 
 class SafetensorsSource(TensorSource):

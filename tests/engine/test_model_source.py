@@ -42,6 +42,7 @@ def write_gguf(path: Path, context_length: int = 256) -> Path:
     writer.add_head_count(2)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(["<s>", "</s>", "a", "b", "ab"])
     writer.add_token_types([3, 3, 1, 1, 1])
     writer.add_token_merges(["a b"])
