@@ -83,7 +83,13 @@ class _SpecialTokenId:
 
 
 class Tokenizer:
-    """One model's vocabulary and the settings around it. Safe to call from several threads."""
+    """One model's vocabulary and the settings around it. Safe to call from several threads.
+
+    Under the names, defaults and results of transformers' tokenizers: calls, `encode`, `decode` and `batch_decode`,
+    `tokenize`, conversions between tokens and ids, `apply_chat_template`, the vocabulary, the special tokens (which may
+    be set) and the settings. Not supported, and refused by name: whatever changes the vocabulary or saves it, targets
+    (`text_target`), `pad`, masks of assistants' tokens, sanitised control tokens, and functions as tools.
+    """
 
     is_fast = True
     pad_token_type_id = 0

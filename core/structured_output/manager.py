@@ -139,12 +139,15 @@ def _eos_token_ids(model_config: ModelConfig, tokenizer: dict[str, Any]) -> set[
     """End tokens that the model's configs and the tokenizer's name."""
     token_ids = _as_ids(model_config.generation_config.get("eos_token_id"))
     token_ids |= _as_ids(model_config.hf_config.get("eos_token_id"))
-    config_path = Path(model_config.tokenizer or "") / "tokenizer_config.json"
-    if config_path.exists():
-        eos = json.loads(config_path.read_text(encoding="utf-8")).get("eos_token")
-        content = eos.get("content") if isinstance(eos, dict) else eos
-        token_ids |= {added["id"] for added in tokenizer.get("added_tokens", ()) if added["content"] == content}
-        token_ids |= _as_ids(tokenizer.get("model", {}).get("vocab", {}).get(content))
+    config: dict[str, Any] = {}
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        path = Path(model_config.tokenizer or "") / name
+        if path.exists() and "added_tokens_decoder" not in config:  # beside which the map does not count
+            config |= json.loads(path.read_text(encoding="utf-8"))
+    eos = config.get("eos_token")
+    content = eos.get("content") if isinstance(eos, dict) else eos
+    token_ids |= {added["id"] for added in tokenizer.get("added_tokens", ()) if added["content"] == content}
+    token_ids |= _as_ids(tokenizer.get("model", {}).get("vocab", {}).get(content))
     return token_ids
 
 

@@ -175,6 +175,16 @@ def test_text_parts_are_joined_for_templates_that_want_text(renderer: Renderer) 
     assert text == "user:one\ntwo;"
 
 
+def test_a_template_may_be_a_files_path_and_a_path_never_becomes_the_prompt(renderer: Renderer, tmp_path: Path) -> None:
+    path = tmp_path / "template.jinja"
+    for chosen in (path, str(path), "template.jinja", "tool_use"):
+        with pytest.raises(ValueError, match="neither a template's text nor the path of a file"):
+            rendered_chat(renderer, [USER], chat_template=chosen)
+    path.write_text("{{ messages[0].content }}?")
+    for chosen in (path, str(path)):
+        assert rendered_chat(renderer, [USER], chat_template=chosen)[0] == "Hi there?"
+
+
 def test_a_template_that_writes_the_begin_token_gives_exactly_one(renderer: Renderer, tokenizer: Tokenizer) -> None:
     _, token_ids = rendered_chat(renderer, [USER], chat_template="{{ bos_token }}{{ messages[0].content }}")
     assert token_ids.count(tokenizer.bos_token_id or 0) == 1 and token_ids[0] == tokenizer.bos_token_id

@@ -1,7 +1,9 @@
 """Requests are complete when they leave the caller, and what cannot be served does not leave."""
 
+import json
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -74,6 +76,19 @@ def test_every_end_token_of_the_model_stops_or_is_ignored(tokenizer: Tokenizer) 
     ignoring = processor.process_inputs("r", "Once", given)[0].sampling_params
     assert (ignoring.eos_token_id, ignoring.stop_token_ids) == (None, [11])
     assert params.all_stop_token_ids == {EOS_TOKEN_ID, 9} and ignoring.all_stop_token_ids == {EOS_TOKEN_ID, 9, 11}
+
+
+def test_an_end_token_that_the_model_has_no_row_for_ends_nothing(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path)
+    config = tmp_path / "tokenizer_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"eos_token": "<|eot|>"}))
+    tokenizer = load_tokenizer(str(tmp_path))
+    assert tokenizer.eos_token_id == VOCAB_SIZE  # as transformers has it
+    processor = InputProcessor(make_config(), tokenizer)
+    params = processor.process_inputs("r", "Once", SamplingParams())[0].sampling_params
+    assert params.eos_token_id is None and not params.all_stop_token_ids
+    with pytest.raises(ValueError, match=f"token id {VOCAB_SIZE}; this model's ids are"):
+        processor.process_inputs("r", "Once <|eot|>", SamplingParams())
 
 
 def test_without_a_generation_config_the_models_config_names_the_end_token() -> None:

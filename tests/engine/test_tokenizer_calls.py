@@ -1,6 +1,7 @@
 """Our tokenizer answers every call that people make as transformers' does, or refuses it by name."""
 
 import copy
+import json
 import pickle
 import threading
 from collections.abc import Callable
@@ -295,6 +296,36 @@ def test_what_is_not_done_is_refused_by_name(tmp_path: Path, call: str) -> None:
     ask, error, reason = WRONG[call]
     with pytest.raises(error, match=reason):
         ask(tokenizer)
+
+
+def test_a_class_without_a_fast_backend_answers_itself(tmp_path: Path) -> None:
+    options = {"tokenizer_class": "ByT5Tokenizer", "eos_token": "</s>", "extra_special_tokens": ["<new>"]}
+    edit(tmp_path / "tokenizer_config.json", **options, chat_template=TEMPLATE)
+    edit(tmp_path / "config.json", model_type="t5")
+    ours, theirs = both(tmp_path, model_type="t5", with_file=False)
+    assert not ours.is_fast
+    answered = 0
+    for name, call in (CALLS | PADDED).items():
+        try:
+            expected = plain(call(theirs))
+        except Exception:  # of offsets, words and the like such a class knows nothing
+            continue
+        assert plain(call(ours)) == expected, name
+        answered += 1
+    assert answered > 75
+
+
+def test_files_of_an_older_kind_are_read_by_transformers(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path)
+    model = json.loads((tmp_path / "tokenizer.json").read_text())["model"]
+    (tmp_path / "tokenizer.json").unlink()
+    (tmp_path / "vocab.json").write_text(json.dumps(model["vocab"]))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n" + "\n".join(map(" ".join, model["merges"])) + "\n")
+    edit(tmp_path / "tokenizer_config.json", tokenizer_class="GPT2Tokenizer", unk_token="</s>")
+    ours, theirs = both(tmp_path, with_file=False)
+    assert ours.is_fast
+    for name, call in CALLS.items():
+        assert plain(call(ours)) == plain(call(theirs)), name
 
 
 def test_cutting_and_padding_in_one_thread_does_not_touch_another(tmp_path: Path) -> None:

@@ -18,11 +18,12 @@ def edit(path: Path, drop: tuple[str, ...] = (), **fields: Any) -> None:
     path.write_text(json.dumps({key: value for key, value in (content | fields).items() if key not in drop}))
 
 
-def both(folder: Path, model_type: str | None = "llama") -> tuple[Tokenizer, Any]:
-    """Our tokenizer of the folder and transformers'. `model_type`: what its config.json says."""
+def both(folder: Path, model_type: str | None = "llama", with_file: bool = True) -> tuple[Tokenizer, Any]:
+    """Our tokenizer of the folder and transformers'. `model_type`: what its config.json says. `with_file`: write a
+    tokenizer.json where there is none."""
     from transformers import AutoTokenizer
 
-    if not (folder / "tokenizer.json").is_file():
+    if with_file and not (folder / "tokenizer.json").is_file():
         write_tokenizer(folder)
     edit(folder / "config.json", model_type=model_type)
     return load_tokenizer(str(folder)), AutoTokenizer.from_pretrained(str(folder))

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from sampler_driver import new_request
+from tiny_llama import write_tokenizer
 from tokenizers import Tokenizer
 
 from corespan.core.sampling.metadata import SamplingBatch
@@ -119,6 +120,19 @@ def test_after_the_end_nothing_else_is_allowed(manager: StructuredOutputManager,
     manager.accept_token(request, IM_END)
     assert allowed(manager, request) == {IM_END}
     assert not manager.accept_token(request, digit)
+
+
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "special_tokens_map.json"])
+def test_the_end_token_is_found_wherever_the_tokenizers_files_name_it(tmp_path: Path, name: str) -> None:
+    write_tokenizer(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    (tmp_path / name).write_text(json.dumps({"eos_token": {"content": "<|im_end|>"}}))
+    config = config_for(str(tmp_path), 512)
+    config.model_config.hf_config.pop("eos_token_id")
+    manager = StructuredOutputManager(config)
+    request = ready(manager, request_for(regex="[0-9]?"))
+    assert 3 in allowed(manager, request)
+    manager.shutdown()
 
 
 @pytest.mark.parametrize("trigger", ["<tool", "<|im_start|>"], ids=["text", "special token"])
