@@ -66,11 +66,29 @@ def build_parser() -> argparse.ArgumentParser:
     _add_sampling_options(command, temperature=0.2, top_p=0.9, max_tokens=1024)
     command.set_defaults(command=run_chat)
 
+    _add_serve_command(commands)
+
     command = commands.add_parser("run-vllm", help="run a script written for vLLM", description=run_vllm.__doc__)
     command.add_argument("script", help="a Python file")
     command.add_argument("arguments", nargs=argparse.REMAINDER, help="what the script finds in sys.argv")
     command.set_defaults(command=run_vllm)
     return parser
+
+
+def _add_serve_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    command = commands.add_parser(
+        "serve",
+        help="serve a model over HTTP",
+        description="Serves a model over HTTP: OpenAI's API at http://localhost:8000/v1.",
+        conflict_handler="resolve",  # where server and engine have an option of one name, the server's counts
+        epilog=ENVIRONMENT_HELP,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    if {"serve", "-h", "--help"} & set(sys.argv):  # its options take imports that other commands do without
+        from .serve_command import add_arguments
+
+        add_arguments(command)
+    command.set_defaults(command=run_serve)
 
 
 def _add_engine_command(
@@ -109,6 +127,12 @@ def _add_sampling_options(command: argparse.ArgumentParser, temperature: float, 
     add("--repetition-penalty", type=float, default=1.0, metavar="R", help="above 1: discourage what was already said")
     add("--seed", type=int, metavar="N", help="makes sampling repeatable")
     add("--stop", action="append", metavar="TEXT", help="end before this text; may be given several times")
+
+
+def run_serve(options: argparse.Namespace) -> int:
+    from .serve_command import run
+
+    return run(options)
 
 
 def run_pull(options: argparse.Namespace) -> int:

@@ -1,0 +1,122 @@
+"""The application: every route with its handler, and the layers around them."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from . import admin, probes, text
+from .chat import create_chat_completion
+from .completions import create_completion
+from .errors import ApiError, as_api_error
+from .middleware import Gate, style_of
+from .responses import ClientGone, error_response
+from .server import Server, server_of
+
+Handler = Callable[[Request], Awaitable[Response]]
+logger = logging.getLogger("corespan.server")
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """A route. `generates`: it is refused while the server drains or is at its limit."""
+
+    path: str
+    handler: Handler
+    methods: tuple[str, ...] = ("POST",)
+    generates: bool = False
+    admin: bool = False
+
+
+ENDPOINTS = (
+    Endpoint("/health", probes.health, ("GET",)),
+    Endpoint("/ping", probes.health, ("GET", "POST")),
+    Endpoint("/live", probes.live, ("GET",)),
+    Endpoint("/version", probes.version, ("GET",)),
+    Endpoint("/load", probes.load, ("GET",)),
+    Endpoint("/metrics", probes.metrics, ("GET",)),
+    Endpoint("/metrics/", probes.metrics, ("GET",)),
+    Endpoint("/v1/models", probes.list_models, ("GET",)),
+    Endpoint("/v1/models/{name:path}", probes.retrieve_model, ("GET",)),
+    Endpoint("/v1/completions", create_completion, generates=True),
+    Endpoint("/v1/completions/render", text.render_completion),
+    Endpoint("/v1/chat/completions", create_chat_completion, generates=True),
+    Endpoint("/v1/chat/completions/render", text.render_chat),
+    Endpoint("/tokenize", text.tokenize),
+    Endpoint("/detokenize", text.detokenize),
+    Endpoint("/tokenizer_info", text.tokenizer_info, ("GET",)),
+    Endpoint("/sleep", admin.sleep, admin=True),
+    Endpoint("/wake_up", admin.wake_up, admin=True),
+    Endpoint("/is_sleeping", admin.is_sleeping, ("GET",), admin=True),
+    Endpoint("/pause", admin.pause, admin=True),
+    Endpoint("/resume", admin.resume, admin=True),
+    Endpoint("/is_paused", admin.is_paused, ("GET",), admin=True),
+    Endpoint("/reset_prefix_cache", admin.reset_prefix_cache, admin=True),
+    Endpoint("/start_profile", admin.start_profile, admin=True),
+    Endpoint("/stop_profile", admin.stop_profile, admin=True),
+)
+
+
+def build_app(server: Server) -> Starlette:
+    options = server.options
+    endpoints = [endpoint for endpoint in ENDPOINTS if options.enable_admin or not endpoint.admin]
+    cors = Middleware(
+        CORSMiddleware,
+        allow_origins=options.allowed_origins,
+        allow_methods=options.allowed_methods,
+        allow_headers=options.allowed_headers,
+        allow_credentials=options.allow_credentials,
+        expose_headers=["x-request-id"],
+    )
+    app = Starlette(
+        routes=[Route(each.path, _guarded(each), methods=list(each.methods)) for each in endpoints],
+        middleware=[cors, Middleware(Gate, server=server)],
+        exception_handlers={HTTPException: _http_error},
+    )
+    app.router.redirect_slashes = False
+    app.state.server = server
+    return app
+
+
+def _guarded(endpoint: Endpoint) -> Handler:
+    """The handler, with what it raises turned into an answer."""
+
+    async def handle(request: Request) -> Response:
+        server = server_of(request)
+        style = style_of(endpoint.path, server)
+        try:
+            if endpoint.generates:
+                server.check_admits()
+            return await endpoint.handler(request)
+        except ClientGone:
+            return Response(status_code=499)
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            return error_response(as_api_error(error, request.headers.get("x-request-id", "-")), style)
+
+    handle.__name__ = getattr(endpoint.handler, "__name__", "handle")
+    return handle
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    """Starlette's own errors: no such path, no such method."""
+    assert isinstance(error, HTTPException)
+    path = request.url.path
+    message = str(error.detail)
+    if error.status_code == 404:
+        known = {endpoint.path for endpoint in ENDPOINTS}
+        hint = f"; did you mean /v1{path}?" if f"/v1{path}" in known else ""
+        message = f"there is no {path}{hint}"
+    elif error.status_code == 405:
+        message = f"{request.method} is not allowed on {path}"
+    wrapped = ApiError(message, error.status_code, headers=error.headers)
+    return error_response(wrapped, style_of(path, server_of(request)))

@@ -1,0 +1,70 @@
+"""The state that all requests of a server share: its options, its models, what phase it is in, what it counts."""
+
+import time
+from collections.abc import AsyncGenerator
+from typing import Literal, cast
+
+from starlette.requests import Request
+
+from ..models import ModelHost
+from ..serve_options import ServeOptions
+from .errors import ApiError, unavailable
+from .http_metrics import HttpMetrics
+from .responses import encode
+from .sse import DONE, EventStream, event
+
+Phase = Literal["loading", "ready", "draining", "dead"]
+
+
+class Server:
+    """`models` is there once the phase is "ready"."""
+
+    def __init__(self, options: ServeOptions) -> None:
+        self.options = options
+        self.started = int(time.time())
+        self.phase: Phase = "loading"
+        self.num_requests = 0
+        self.metrics = HttpMetrics()
+        self._models: ModelHost | None = None
+
+    @property
+    def models(self) -> ModelHost:
+        """Raises ApiError (503) while there are none."""
+        if self._models is None:
+            raise unavailable("the model is still loading")
+        return self._models
+
+    def ready(self, models: ModelHost) -> None:
+        self._models = models
+        if self.phase == "loading":
+            self.phase = "ready"
+
+    def check_admits(self) -> None:
+        """Raises ApiError (503) where no new generation may begin."""
+        if self.phase == "draining":
+            raise unavailable("the server is shutting down")
+        if self.phase == "dead":
+            raise ApiError("the engine is down", 503, code="service_unavailable")
+        limit = self.options.max_queued_requests
+        if limit and self.num_requests > limit:
+            raise ApiError(
+                f"the server is at its limit of {limit} requests",
+                503,
+                code="server_overloaded",
+                headers={"Retry-After": "1"},
+            )
+
+    def event_stream(self, events: AsyncGenerator[bytes, None], request_id: str) -> EventStream:
+        """A stream in OpenAI's manner: an error is an event, and [DONE] ends it in any case."""
+        return EventStream(
+            events,
+            lambda error: event(encode(error.body(self.options.error_style))) + DONE,
+            request_id,
+            self.options.error_style,
+            self.options.sse_keep_alive_interval,
+            on_error=lambda error: self.metrics.count_stream_error(),
+        )
+
+
+def server_of(request: Request) -> Server:
+    return cast(Server, request.app.state.server)

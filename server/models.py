@@ -1,0 +1,145 @@
+"""The models that a server offers, and how a request gets hold of one.
+
+`ModelHost` is the interface: `use(name)` gives the model, kept loaded until the request is done with it. `SingleModel`
+is the host of one engine.
+"""
+
+import asyncio
+import time
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ..engine.renderer import Renderer
+from ..engine.tokenizer import Tokenizer
+from ..protocol.params import SamplingParams
+
+if TYPE_CHECKING:
+    from ..engine.async_llm import AsyncLLM
+
+T = TypeVar("T")
+
+NUM_TEXT_THREADS = 4
+
+
+@dataclass(frozen=True)
+class ChatSettings:
+    """How a model's chats are rendered and its answers read. `tool_parser` and `reasoning_parser` are names."""
+
+    chat_template: str | None = None
+    chat_template_content_format: str = "auto"
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+    trust_request_chat_template: bool = False
+    response_role: str = "assistant"
+    enable_auto_tool_choice: bool = False
+    exclude_tools_when_tool_choice_none: bool = False
+    tool_parser: str | None = None
+    reasoning_parser: str | None = None
+
+
+class ServedModel:
+    """One engine under the names it is served as, the first of which answers carry."""
+
+    def __init__(self, engine: "AsyncLLM", names: Sequence[str], chat: ChatSettings | None = None) -> None:
+        self.engine = engine
+        self.names = list(names)
+        self.chat = chat or ChatSettings()
+        self.created = int(time.time())
+        self.defaults: SamplingParams = engine.get_default_sampling_params()
+        self._text_threads = ThreadPoolExecutor(NUM_TEXT_THREADS, thread_name_prefix="corespan-text")
+
+    @property
+    def name(self) -> str:
+        return self.names[0]
+
+    @property
+    def root(self) -> str:
+        return self.engine.model_config.model
+
+    @property
+    def max_model_len(self) -> int:
+        return self.engine.model_config.max_model_len
+
+    @property
+    def renderer(self) -> Renderer:
+        return self.engine.renderer
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Raises ValueError for a model that runs on token ids alone."""
+        return self.engine.get_tokenizer()
+
+    async def in_thread(self, work: Callable[..., T], *arguments: object) -> T:
+        """`work(*arguments)` off the event loop: tokenising, templates and grammars must not hold up streams."""
+        return await asyncio.get_running_loop().run_in_executor(self._text_threads, work, *arguments)
+
+    def close(self) -> None:
+        self._text_threads.shutdown(wait=False, cancel_futures=True)
+        self.engine.shutdown()
+
+
+class ModelHost(ABC):
+    """Raises ApiError from `use` for a name that is not served, and while nothing can be served."""
+
+    @abstractmethod
+    def use(self, name: str | None) -> AbstractAsyncContextManager[ServedModel]:
+        """The model of that name, or the first where the request names none."""
+
+    @abstractmethod
+    def listing(self) -> list[dict[str, Any]]:
+        """An entry of /v1/models for every name."""
+
+    @abstractmethod
+    def loaded(self) -> list[ServedModel]: ...
+
+
+class SingleModel(ModelHost):
+    """One model, there from start to end."""
+
+    def __init__(self, model: ServedModel) -> None:
+        self.model = model
+
+    @asynccontextmanager
+    async def use(self, name: str | None) -> AsyncIterator[ServedModel]:
+        from .http.errors import model_not_found
+
+        if name and name not in self.model.names:
+            raise model_not_found(name, self.model.names)
+        yield self.model
+
+    def listing(self) -> list[dict[str, Any]]:
+        return [model_entry(name, self.model) for name in self.model.names]
+
+    def loaded(self) -> list[ServedModel]:
+        return [self.model]
+
+
+def model_entry(name: str, model: ServedModel) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": model.created,
+        "owned_by": "corespan",
+        "root": model.root,
+        "parent": None,
+        "max_model_len": model.max_model_len,
+        "permission": [
+            {
+                "id": f"modelperm-{model.created:x}",
+                "object": "model_permission",
+                "created": model.created,
+                "allow_create_engine": False,
+                "allow_sampling": True,
+                "allow_logprobs": True,
+                "allow_search_indices": False,
+                "allow_view": True,
+                "allow_fine_tuning": False,
+                "organization": "*",
+                "group": None,
+                "is_blocking": False,
+            }
+        ],
+    }

@@ -1,0 +1,133 @@
+"""What all parsers are: machines fed with text, whose results do not depend on how the text was cut.
+
+`AnswerParser` chains a reasoning parser and a tool parser and is what the API uses, for streams and whole answers
+alike: a whole answer is fed in one piece.
+"""
+
+import secrets
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class CallDelta:
+    """A part of one tool call: its first part has `id` and `name`, every part some of the arguments' JSON text."""
+
+    index: int
+    id: str | None = None
+    name: str | None = None
+    arguments: str = ""
+
+
+@dataclass(slots=True)
+class Delta:
+    """What a piece of text brought."""
+
+    content: str = ""
+    reasoning: str = ""
+    calls: list[CallDelta] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.content or self.reasoning or self.calls)
+
+    def add(self, other: "Delta") -> None:
+        self.content += other.content
+        self.reasoning += other.reasoning
+        for call in other.calls:
+            self.add_call(call)
+
+    def add_call(self, call: CallDelta) -> None:
+        """Joins the arguments of one call's parts."""
+        last = self.calls[-1] if self.calls else None
+        if last is not None and last.index == call.index and call.id is None:
+            last.arguments += call.arguments
+        else:
+            self.calls.append(call)
+
+
+class ToolParser(ABC):
+    """Finds tool calls in an answer. One object an answer."""
+
+    start_tags: tuple[str, ...] = ()
+    """What begins a call; `held_back` keeps a piece of text that may turn out to be one."""
+
+    def __init__(self, tools: Iterable[dict[str, object]] = ()) -> None:
+        """`tools`: the request's functions, `{"name", "parameters"}`, for formats that need their types."""
+        self.tools = {str(tool["name"]): tool for tool in tools}
+        self.num_calls = 0
+
+    @abstractmethod
+    def feed(self, text: str) -> Delta: ...
+
+    @abstractmethod
+    def finish(self) -> Delta:
+        """What was held back. An unfinished call's arguments end where the text does."""
+
+    def new_call(self, name: str, arguments: str = "", call_id: str | None = None) -> CallDelta:
+        call = CallDelta(self.num_calls, call_id or new_call_id(), name, arguments)
+        self.num_calls += 1
+        return call
+
+
+class ReasoningParser(ABC):
+    """Tells an answer's reasoning from the rest. One object an answer."""
+
+    end_tag: str = ""
+    """What ends the reasoning, where that is one token of the vocabulary: its tokens are counted up to it."""
+
+    def __init__(self, prompt: str = "") -> None:
+        """`prompt`: the rendered conversation, whose end tells whether the answer starts inside the reasoning."""
+        self.in_reasoning = False
+
+    @abstractmethod
+    def feed(self, text: str) -> Delta:
+        """`reasoning` and `content` only."""
+
+    @abstractmethod
+    def finish(self) -> Delta: ...
+
+
+class AnswerParser:
+    """Reasoning first; what it leaves as content goes through the tool parser. Either may be None."""
+
+    def __init__(self, reasoning: ReasoningParser | None = None, tools: ToolParser | None = None) -> None:
+        self.reasoning = reasoning
+        self.tools = tools
+
+    @property
+    def has_calls(self) -> bool:
+        return self.tools is not None and self.tools.num_calls > 0
+
+    def feed(self, text: str) -> Delta:
+        delta = Delta(content=text) if self.reasoning is None else self.reasoning.feed(text)
+        return self._through_tools(delta, self.tools.feed) if self.tools is not None else delta
+
+    def finish(self) -> Delta:
+        delta = Delta() if self.reasoning is None else self.reasoning.finish()
+        if self.tools is not None:
+            delta = self._through_tools(delta, self.tools.feed)
+            delta.add(self.tools.finish())
+        return delta
+
+    def _through_tools(self, delta: Delta, feed: Callable[[str], Delta]) -> Delta:
+        if not delta.content:
+            return delta
+        parsed = feed(delta.content)
+        parsed.reasoning = delta.reasoning
+        return parsed
+
+
+def new_call_id() -> str:
+    return f"chatcmpl-tool-{secrets.token_hex(16)}"
+
+
+def held_back(text: str, tags: Iterable[str]) -> int:
+    """How many characters at the end of `text` may be the beginning of one of `tags`."""
+    longest = 0
+    for tag in tags:
+        for length in range(min(len(tag) - 1, len(text)), longest, -1):
+            if tag.startswith(text[-length:]):
+                longest = length
+                break
+    return longest

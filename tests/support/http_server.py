@@ -1,0 +1,62 @@
+"""A server in a thread of this process, on a real port, in front of an `AsyncLLM`."""
+
+import asyncio
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+import uvicorn
+from clients import LoopThread
+
+from corespan import AsyncEngineArgs, AsyncLLM
+from corespan.server.http.app import build_app
+from corespan.server.http.server import Server
+from corespan.server.models import ModelHost, ServedModel, SingleModel
+from corespan.server.serve_options import ServeOptions
+
+
+class ServerThread:
+    """`url` is the server's address; `server` its state, `call` runs a coroutine on its loop."""
+
+    def __init__(self, options: ServeOptions | None = None) -> None:
+        self.server = Server(options or ServeOptions(disable_uvicorn_access_log=True))
+        self.loop = LoopThread()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        config = uvicorn.Config(build_app(self.server), lifespan="off", log_config=None, http="httptools")
+        self._http = uvicorn.Server(config)
+        self._serving = self.loop.start(self._http._serve(sockets=[self._listener]))
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+
+    def serve(self, host: ModelHost) -> None:
+        self.server.ready(host)
+
+    def close(self) -> None:
+        self._http.should_exit = True
+        self._serving.result(60)
+        if self.server._models is not None:
+            for model in self.server.models.loaded():
+                self.loop.run(_close(model))
+        self.loop.close()
+        self._listener.close()
+
+
+async def _close(model: ServedModel) -> None:
+    await asyncio.to_thread(model.close)
+
+
+def serve_engine(
+    options: ServeOptions | None = None, names: Sequence[str] = ("tiny",), **engine_args: Any
+) -> ServerThread:
+    """A server with one engine of these arguments, ready."""
+    thread = ServerThread(options)
+    try:
+        engine = thread.loop.run(_build(engine_args))
+        thread.serve(SingleModel(ServedModel(engine, names, thread.server.options.chat_settings())))
+    except BaseException:
+        thread.close()
+        raise
+    return thread
+
+
+async def _build(engine_args: dict[str, Any]) -> AsyncLLM:
+    return await asyncio.to_thread(AsyncLLM.from_engine_args, AsyncEngineArgs(**engine_args))
