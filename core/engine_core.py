@@ -3,7 +3,6 @@
 The in-process client calls it directly; `EngineCoreProc` drives it from a process of its own.
 """
 
-import importlib
 import logging
 import queue
 import time
@@ -15,6 +14,7 @@ from ..protocol.config import VllmConfig
 from ..protocol.errors import as_error_of, errors_of, may_be_ctrl_c, text_of
 from ..protocol.outputs import EngineCoreOutput, EngineCoreOutputs, FinishReason
 from ..protocol.requests import EngineCoreRequest
+from ..protocol.user_classes import find_class
 from .executor.abstract import Executor
 from .kv_cache.block_hash import BlockHasher
 from .kv_sizing import num_kv_blocks, with_kv_blocks
@@ -344,8 +344,7 @@ def _settle(action: Callable[[], None], done: "Future[None]") -> None:
 
 def _load_class(path: str) -> Callable[[VllmConfig], Executor]:
     """Raises ValueError for a path that is not "package.module:Class", ImportError, AttributeError."""
-    module, separator, name = path.partition(":")
-    if not separator:
+    if ":" not in path:
         raise ValueError(f"executor_class is {path!r}; it must read package.module:Class")
-    loaded: Callable[[VllmConfig], Executor] = getattr(importlib.import_module(module), name)
+    loaded: Any = find_class(path)
     return loaded

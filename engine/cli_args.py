@@ -17,11 +17,15 @@ _SHORT = {
 
 
 def add_field_arguments(parser: argparse.ArgumentParser, cls: type[NeutralArgs]) -> None:
-    """An option for every field of the dataclass, such as --max-model-len, with the field's default."""
+    """An option for every field of the dataclass, such as --max-model-len, with the field's default; none for options
+    of former versions of vLLM.
+    """
     engine = parser.add_argument_group("engine")
     neutral = parser.add_argument_group("options of vLLM that mean nothing here, accepted at the values shown")
     hints, defaults = get_type_hints(cls), cls()
     for option in dataclasses.fields(cls):
+        if option.metadata.get("former"):
+            continue
         flags = ["--" + option.name.replace("_", "-"), *filter(None, [_SHORT.get(option.name)])]
         default = getattr(defaults, option.name)
         if "neutral" in option.metadata:

@@ -157,7 +157,8 @@ class EngineArgs(NeutralArgs):
     def from_cli_args(cls, args: argparse.Namespace) -> Self:
         """From what that parser parsed; fields that are missing there have their defaults."""
         given = vars(args)
-        return cls(**{field.name: given[field.name] for field in fields(cls) if field.name in given})
+        names = [field.name for field in fields(cls) if not field.metadata.get("former")]
+        return cls(**{name: given[name] for name in names if name in given})
 
     def create_engine_config(self, usage_context: UsageContext = UsageContext.ENGINE_CONTEXT) -> VllmConfig:
         """The checked configuration; a model that is not on disk is fetched first.

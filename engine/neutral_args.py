@@ -26,13 +26,18 @@ _OFFLINE = "there is no server"
 _NO_METER = "there is no such measurement"
 
 
-def _only(*neutral: Any, because: str) -> Any:
+def _only(*neutral: Any, because: str, former: bool = False) -> Any:
     """A field with the first of these values as its default, which takes the others too."""
     default = neutral[0]
-    metadata = {"neutral": neutral, "because": because}
+    metadata = {"neutral": neutral, "because": because, "former": former}
     if isinstance(default, dict):
         return dataclasses.field(default_factory=dict, repr=False, metadata=metadata)
     return dataclasses.field(default=default, repr=False, metadata=metadata)
+
+
+def _former(*neutral: Any, because: str) -> Any:
+    """The same, of former versions of vLLM: no option on a command line, where a script may have one of that name."""
+    return _only(*neutral, because=because, former=True)
 
 
 @dataclass(kw_only=True)
@@ -41,14 +46,14 @@ class NeutralArgs:
 
     runner: object = _only("auto", "generate", because=_GENERATES)
     convert: object = _only("auto", "none", because=_GENERATES)
-    task: object = _only("auto", "generate", because=_GENERATES)
-    override_pooler_config: object = _only(None, because=_GENERATES)
+    task: object = _former("auto", "generate", because=_GENERATES)
+    override_pooler_config: object = _former(None, because=_GENERATES)
     pooler_config: object = _only(None, because=_GENERATES)
     tokenizer_mode: object = _only("auto", "hf", because=_OWN_TOKENIZER)
     config_format: object = _only("auto", "hf", because=_FROM_FILES)
     hf_config_path: object = _only(None, because="config.json is read from the model's folder; use hf_overrides")
-    rope_scaling: object = _only({}, because="use hf_overrides")
-    rope_theta: object = _only(None, because="use hf_overrides")
+    rope_scaling: object = _former({}, because="use hf_overrides")
+    rope_theta: object = _former(None, because="use hf_overrides")
     hf_token: object = _only(None, because="set HF_TOKEN in the environment")
     code_revision: object = _only(None, because="code that comes with a model is not run")
     load_format: object = _only("auto", because=_FROM_FILES)
@@ -59,7 +64,7 @@ class NeutralArgs:
     pt_load_map_location: object = _only("cpu", because="weights are read from safetensors and GGUF")
     use_tqdm_on_load: object = _only(True, False, because="loading shows no bar")
     model_impl: object = _only("auto", "vllm", because="models are the engine's own")
-    device: object = _only("auto", "cpu", because="models run on the CPU")
+    device: object = _former("auto", "cpu", because="models run on the CPU")
     quantization_config: object = _only(None, because="quantization is chosen by its name alone")
     disable_sliding_window: object = _only(False, because="there is no sliding window to disable")
     disable_cascade_attn: object = _only(False, True, because="there is no cascade attention")
@@ -67,7 +72,7 @@ class NeutralArgs:
     reasoning_parser: object = _only("", because=_OFFLINE)
     reasoning_parser_plugin: object = _only("", because=_OFFLINE)
     io_processor_plugin: object = _only(None, because=_GENERATES)
-    logits_processor_pattern: object = _only(None, because="hand over logits_processors")
+    logits_processor_pattern: object = _former(None, because="hand over logits_processors")
     structured_outputs_config: object = _only(
         None,
         {},
@@ -75,7 +80,7 @@ class NeutralArgs:
         {"backend": "guidance"},
         because="grammars are compiled by llguidance (guidance); options stand in StructuredOutputsParams",
     )
-    guided_decoding_backend: object = _only(
+    guided_decoding_backend: object = _former(
         "auto", "guidance", because="grammars are compiled by llguidance (guidance)"
     )
 
@@ -115,12 +120,12 @@ class NeutralArgs:
     ubatch_size: object = _only(0, because=_NO_EXPERTS)
     dbo_decode_token_threshold: object = _only(32, because=_NO_EXPERTS)
     dbo_prefill_token_threshold: object = _only(512, because=_NO_EXPERTS)
-    num_redundant_experts: object = _only(None, 0, because=_NO_EXPERTS)
+    num_redundant_experts: object = _former(None, 0, because=_NO_EXPERTS)
 
     kv_cache_dtype: object = _only("auto", because=_CACHE_TYPE)
     calculate_kv_scales: object = _only(False, because=_CACHE_TYPE)
     prefix_caching_hash_algo: object = _only("sha256", "sha256_cbor", because="blocks are known by a hash of one kind")
-    swap_space: object = _only(None, 0, 4, because="sequences are not swapped out")
+    swap_space: object = _former(None, 0, 4, because="sequences are not swapped out")
     cpu_offload_gb: object = _only(0, because=_ONE_DEVICE)
     offload_group_size: object = _only(0, because=_ONE_DEVICE)
     offload_num_in_group: object = _only(1, because=_ONE_DEVICE)
@@ -141,15 +146,15 @@ class NeutralArgs:
     async_scheduling: object = _only(None, True, False, because=_OWN_SCHEDULER)
     max_num_partial_prefills: object = _only(1, because=_OWN_SCHEDULER)
     max_long_partial_prefills: object = _only(1, because=_OWN_SCHEDULER)
-    num_scheduler_steps: object = _only(1, because=_OWN_SCHEDULER)
-    preemption_mode: object = _only(None, "recompute", because="what is preempted is computed again")
-    use_v2_block_manager: object = _only(True, because=_OWN_SCHEDULER)
+    num_scheduler_steps: object = _former(1, because=_OWN_SCHEDULER)
+    preemption_mode: object = _former(None, "recompute", because="what is preempted is computed again")
+    use_v2_block_manager: object = _former(True, because=_OWN_SCHEDULER)
     disable_chunked_mm_input: object = _only(False, True, because=_TEXT_ONLY)
     disable_hybrid_kv_cache_manager: object = _only(None, False, True, because="every layer attends to everything")
     scheduler_reserve_full_isl: object = _only(True, because=_OWN_SCHEDULER)
     watermark: object = _only(0.0, because=_OWN_SCHEDULER)
     prefill_schedule_interval: object = _only(1, because=_OWN_SCHEDULER)
-    max_seq_len_to_capture: object = _only(None, 8192, because=_NOT_COMPILED)
+    max_seq_len_to_capture: object = _former(None, 8192, because=_NOT_COMPILED)
     compilation_config: object = _only(None, {}, 0, because=_NOT_COMPILED)
     optimization_level: object = _only(2, 0, 1, 3, because=_NOT_COMPILED)
     performance_mode: object = _only("balanced", because=_OWN_SCHEDULER)
@@ -168,7 +173,7 @@ class NeutralArgs:
     max_lora_rank: object = _only(16, because=_NO_LORA)
     max_cpu_loras: object = _only(None, because=_NO_LORA)
     lora_dtype: object = _only("auto", because=_NO_LORA)
-    lora_extra_vocab_size: object = _only(256, because=_NO_LORA)
+    lora_extra_vocab_size: object = _former(256, because=_NO_LORA)
     enable_tower_connector_lora: object = _only(False, because=_NO_LORA)
     specialize_active_lora: object = _only(False, because=_NO_LORA)
     fully_sharded_loras: object = _only(False, because=_NO_LORA)
@@ -191,7 +196,7 @@ class NeutralArgs:
     allowed_local_media_path: object = _only("", because=_TEXT_ONLY)
     allowed_media_domains: object = _only(None, because=_TEXT_ONLY)
 
-    disable_log_requests: object = _only(
+    disable_log_requests: object = _former(
         True, because="requests are logged with AsyncEngineArgs(enable_log_requests=True)"
     )
     aggregate_engine_logging: object = _only(False, True, because=_ONE_WORKER)

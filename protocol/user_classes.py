@@ -21,6 +21,11 @@ from .errors import ProtocolError
 _MAIN_NAMES = ("__main__", "__mp_main__")
 """What a script is called: in its own process, and in one that runs it for its definitions only."""
 
+_WHERE_TO_DEFINE = (
+    "the core's process runs the script under another name and up to where it builds an engine: define the class "
+    "before that and outside of `if __name__ == '__main__':`, or in a module of its own"
+)
+
 
 class UserMain(msgspec.Struct, frozen=True):
     """The script that the user's process runs, in a package where it was started with -m."""
@@ -53,7 +58,12 @@ def find_class(path: str) -> object:
         return _known[path]
     module_name, _, qualname = path.partition(":")
     module = _load_main() if module_name in _MAIN_NAMES else importlib.import_module(module_name)
-    return operator.attrgetter(qualname)(module)
+    try:
+        return operator.attrgetter(qualname)(module)
+    except AttributeError as error:
+        if module is _main_module:
+            raise AttributeError(f"{error}; {_WHERE_TO_DEFINE}") from error
+        raise
 
 
 def user_main() -> UserMain | None:
@@ -67,16 +77,17 @@ def user_main() -> UserMain | None:
 
 
 def pickles_for_core(paths: Sequence[str]) -> dict[str, bytes]:
-    """Pickles, by path, of the classes that another process finds in no module.
+    """Pickles, by path, of the classes that another process finds in no module; if pickles are allowed, also of the
+    script's.
 
     Raises ValueError that names the remedies, unless VLLM_ALLOW_INSECURE_SERIALIZATION=1; TypeError where
     cloudpickle is missing.
     """
-    has_script = user_main() is not None
+    script_will_do = user_main() is not None and not envs.VLLM_ALLOW_INSECURE_SERIALIZATION
     pickles: dict[str, bytes] = {}
     for path in paths:
         module_name, _, qualname = path.partition(":")
-        if "<locals>" not in qualname and (has_script or module_name not in _MAIN_NAMES):
+        if "<locals>" not in qualname and (script_will_do or module_name not in _MAIN_NAMES):
             continue
         if not envs.VLLM_ALLOW_INSECURE_SERIALIZATION:
             raise ValueError(

@@ -315,11 +315,14 @@ def test_a_type_checker_knows_the_options_of_llm(tmp_path: Path) -> None:
 def test_a_command_line_has_an_option_for_every_field(tiny_llama_dir: str) -> None:
     parser = argparse.ArgumentParser()
     assert AsyncEngineArgs.add_cli_args(parser) is parser
-    assert vars(parser.parse_args([])) == vars(AsyncEngineArgs())
+    former = {option.name for option in dataclasses.fields(NeutralArgs) if option.metadata["former"]}
+    defaults = vars(AsyncEngineArgs())
+    assert vars(parser.parse_args([])) == {name: defaults[name] for name in defaults if name not in former}
+    parser.add_argument("--device")  # a script's own
     command = (
         f"--model {tiny_llama_dir} -tp 1 --max-model-len 4k --no-enable-prefix-caching --gpu-memory-utilization 0.5 "
         '--hf-overrides {"a":[1]} --logits-processors a:B c:D --quantization int8 --async-scheduling --seed 3 '
-        "--tokenizer-mode auto --speculative-config null --cpu-offload-gb 0 --enable-log-requests"
+        "--device its-own --tokenizer-mode auto --speculative-config null --cpu-offload-gb 0 --enable-log-requests"
     )
 
     args = parser.parse_args(command.split())

@@ -52,13 +52,13 @@ def test_a_script_without_a_guard_runs_up_to_its_engine(as_core: None, tmp_path:
     assert find_class("__main__:Own").name == "__mp_main__"  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("text", [f"{ENGINE}{DEFINITION}", "x = 1\n"])
+@pytest.mark.parametrize("text", [f"{ENGINE}{DEFINITION}", "if __name__ == '__main__':\n    class Own: pass\n"])
 def test_a_class_that_stands_behind_the_engine_or_nowhere_is_not_found(
     as_core: None, tmp_path: Path, text: str
 ) -> None:
     accept_user_code(script(tmp_path, text), {})
 
-    with pytest.raises(AttributeError, match="Own"):
+    with pytest.raises(AttributeError, match="'Own'; .* outside of `if __name__ == '__main__':`"):
         find_class("__main__:Own")
 
 
@@ -101,3 +101,19 @@ def test_without_a_script_its_classes_are_refused_before_a_core_starts(
     assert user_classes.user_main() is None
     with pytest.raises(ValueError, match="top level of a module or script"):
         pickles_for_core(["__main__:Own"])
+
+
+def test_a_scripts_classes_are_sent_as_pickles_where_these_are_allowed(
+    as_core: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that one behind the script's guard gets there too."""
+    path = path_of(type("Own", (), {"__module__": "__main__", "answer": 42}))
+
+    monkeypatch.delenv("VLLM_ALLOW_INSECURE_SERIALIZATION", raising=False)
+    assert pickles_for_core([path]) == {}
+    monkeypatch.setenv("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")
+    pickles = pickles_for_core([path])
+
+    user_classes._known.clear()
+    accept_user_code(None, pickles)
+    assert find_class("__main__:Own").answer == 42  # type: ignore[attr-defined]
