@@ -18,6 +18,7 @@ import tokenizers
 from tokenizers import AddedToken
 
 from ..protocol.config import ModelConfig
+from ..protocol.param_checks import check_end_ids
 from .batch_encoding import BatchEncoding, Lengths, resolve_lengths
 from .chat_template import choose_template, render_chat_template
 from .json_files import read_json_if_there
@@ -29,10 +30,15 @@ Text = str | Sequence[str] | Sequence[Sequence[str]]
 
 
 def get_tokenizer(model_config: ModelConfig) -> "Tokenizer | None":
-    """The model's tokenizer; None where the engine runs on token ids alone."""
+    """The model's tokenizer; None where the engine runs on token ids alone.
+
+    Raises what `load_tokenizer` does, and VLLMValidationError where its end token is none of the model's.
+    """
     if model_config.tokenizer is None:
         return None
-    return load_tokenizer(model_config.tokenizer, trust_remote_code=model_config.trust_remote_code)
+    tokenizer = load_tokenizer(model_config.tokenizer, trust_remote_code=model_config.trust_remote_code)
+    check_end_ids("the tokenizer's eos_token_id", tokenizer.eos_token_id, model_config.vocab_size)
+    return tokenizer
 
 
 def load_tokenizer(folder: str, trust_remote_code: bool = False) -> "Tokenizer":

@@ -5,9 +5,14 @@ from typing import Any, Literal
 
 import msgspec
 
+from .param_checks import check_end_ids
+
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What is served. `hf_config` and `generation_config` are the model's own files as plain data."""
+    """What is served. `hf_config` and `generation_config` are the model's own files as plain data.
+
+    Raises VLLMValidationError where one of the two names an end token that the model does not have.
+    """
 
     model: str  # an absolute path: a folder in Hugging Face layout or a .gguf file
     served_model_name: str
@@ -24,6 +29,11 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     logits_processors: list[str] = []  # "package.module:Class"
     enable_prompt_embeds: bool = False
     trust_remote_code: bool = False
+
+    def __post_init__(self) -> None:
+        if "vocab_size" in self.hf_config:
+            for name, config in (("config", self.hf_config), ("generation_config", self.generation_config)):
+                check_end_ids(f"the model's {name}: eos_token_id", config.get("eos_token_id"), self.vocab_size)
 
     @property
     def vocab_size(self) -> int:

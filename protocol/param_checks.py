@@ -51,6 +51,13 @@ def as_int(field: str, value: object, legal: str) -> int:
     return number
 
 
+def check_end_ids(field: str, value: object, vocab_size: int) -> None:
+    """What a model's files name as its end tokens: None, an id or a list of ids, each below `vocab_size`."""
+    for token_id in value if isinstance(value, list | tuple) else [] if value is None else [value]:
+        if isinstance(token_id, bool) or not isinstance(token_id, int) or not 0 <= token_id < vocab_size:
+            reject(field, value, f"a token id of the model (0..{vocab_size - 1}) or a list of such ids")
+
+
 def int_at_least(field: str, value: object, lowest: int, legal: str | None = None) -> int:
     legal = legal or f"an integer of at least {lowest}"
     number = as_int(field, value, legal)

@@ -1,6 +1,7 @@
 """A model that cannot be started is one error with its cause at the caller, and the next engine works."""
 
 import gc
+import json
 import shutil
 import tempfile
 import warnings
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from clients import CLIENT_KINDS, ClientKind, Runner
 from leftovers import Leftovers
 
 from corespan import AsyncEngineArgs, AsyncLLM, SamplingParams
@@ -68,3 +70,40 @@ def test_asyncllm_raises_what_its_core_raised_with_the_cores_traceback(truncated
     gc.collect()
 
     assert leftovers.found() == []
+
+
+def with_end_ids(source: str, folder: Path, file: str, end_ids: Any) -> str:
+    """A copy of the model whose `file` names these end tokens."""
+    shutil.copytree(source, folder)
+    content = json.loads((folder / file).read_text())
+    (folder / file).write_text(json.dumps({**content, "eos_token_id": end_ids}))
+    return str(folder)
+
+
+@pytest.mark.parametrize("kind", CLIENT_KINDS)
+@pytest.mark.parametrize("end_ids", [[1, -1], [1, -600], 512, 2**40, "1", [1, None], [1, True], 1.0], ids=str)
+@pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
+def test_an_end_token_that_the_model_does_not_have_is_refused_alike_by_all_clients(
+    tiny_llama_dir: str, tmp_path: Path, kind: ClientKind, file: str, end_ids: Any
+) -> None:
+    model = with_end_ids(tiny_llama_dir, tmp_path / "model", file, end_ids)
+    with pytest.raises(ValueError) as caught:
+        Runner(kind, model=model)
+    assert str(caught.value) == (
+        f"the model's {file.removesuffix('.json')}: eos_token_id must be a token id of the model (0..511) or a list of "
+        f"such ids, got {end_ids!r}"
+    )
+
+
+@pytest.mark.parametrize("kind", CLIENT_KINDS)
+def test_an_end_token_of_the_tokenizer_beyond_the_model_is_refused_alike(
+    tiny_llama_dir: str, tmp_path: Path, kind: ClientKind
+) -> None:
+    model = with_end_ids(tiny_llama_dir, tmp_path / "model", "config.json", None)
+    path = tmp_path / "model" / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    end = next(token for token in tokenizer["added_tokens"] if token["id"] == 1)
+    tokenizer["model"]["vocab"][end["content"]] = end["id"] = 600
+    path.write_text(json.dumps(tokenizer))
+    with pytest.raises(ValueError, match=r"the tokenizer's eos_token_id must be a token id .*0\.\.511.* got 600"):
+        Runner(kind, model=model)
