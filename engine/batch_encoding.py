@@ -77,6 +77,11 @@ class BatchEncoding(UserDict[str, Any]):
             "`encodings` have the methods on tokens, words and characters"
         )
 
+    def to(self, device: Any) -> "BatchEncoding":
+        """Tensors on another device; what is no tensor stays as it is."""
+        self.data = {name: value.to(device) if hasattr(value, "to") else value for name, value in self.data.items()}
+        return self
+
     def convert_to_tensors(self, tensor_type: str | None) -> "BatchEncoding":
         """All values as arrays: "np", or "pt", which loads torch. Raises ValueError where lengths differ."""
         if tensor_type is not None:

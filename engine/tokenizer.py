@@ -26,6 +26,7 @@ from .token_bound import TokenBound, token_bound
 from .tokenizer_files import Token, TokenizerSettings, read_settings, tokenizer_path
 
 _CLEANED_UP = (" .", " ?", " !", " ,", " n't", " 'm", " 's", " 've", " 're")  # these lose their space
+_NOT_COPIED = ("_cutting_backend_lock", "_cutting_backend")
 Text = str | Sequence[str] | Sequence[Sequence[str]]
 
 
@@ -132,6 +133,20 @@ class Tokenizer:
         self.split_special_tokens = settings.split_special_tokens
         self._special_tokens = {name: str_of(token) for name, token in settings.special_tokens.items()}
         self.extra_special_tokens = [str_of(token) for token in settings.extra_special_tokens]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and other processes, which get a lock of their own."""
+        return {name: value for name, value in self.__dict__.items() if name not in _NOT_COPIED}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._cutting_backend_lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}(name_or_path={self.name_or_path!r}, vocab_size={self.vocab_size}, "
+            f"special_tokens={self.special_tokens_map})"
+        )
 
     # Special tokens
 
@@ -534,6 +549,8 @@ def _pieces(encoding: "tokenizers.Encoding", with_overflow: bool) -> "list[token
 
 def _plain_ids(token_ids: Any) -> Any:
     """Ids as ints, lists and tuples, from arrays, tensors and what a call has returned too."""
+    if type(token_ids) is list and (not token_ids or type(token_ids[0]) is int):
+        return token_ids
     if isinstance(token_ids, (dict, BatchEncoding)):
         token_ids = token_ids["input_ids"]
     if isinstance(token_ids, np.ndarray) or callable(getattr(token_ids, "tolist", None)):

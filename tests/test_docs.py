@@ -12,6 +12,6 @@ def test_every_test_that_a_promise_names_exists() -> None:
     missing = [
         f"{path}::{name}"
         for path, name in named
-        if not re.search(rf"^(async )?def {name}\(", (ROOT / path).read_text(encoding="utf-8"), re.MULTILINE)
+        if not re.search(rf"^ *(async )?def {name}\(", (ROOT / path).read_text(encoding="utf-8"), re.MULTILINE)
     ]
     assert missing == []
