@@ -5,6 +5,9 @@ is the host of one engine.
 """
 
 import asyncio
+import dataclasses
+import json
+import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -16,9 +19,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ..engine.renderer import Renderer
 from ..engine.tokenizer import Tokenizer
 from ..protocol.params import SamplingParams
+from .parsers.registry import (
+    AUTO,
+    guess_reasoning_parser,
+    guess_tool_parser,
+    reasoning_parser_class,
+    tool_parser_class,
+)
 
 if TYPE_CHECKING:
     from ..engine.async_llm import AsyncLLM
+
+logger = logging.getLogger("corespan.server")
 
 T = TypeVar("T")
 
@@ -46,7 +58,7 @@ class ServedModel:
     def __init__(self, engine: "AsyncLLM", names: Sequence[str], chat: ChatSettings | None = None) -> None:
         self.engine = engine
         self.names = list(names)
-        self.chat = chat or ChatSettings()
+        self.chat = resolve_parsers(chat or ChatSettings(), engine)
         self.created = int(time.time())
         self.defaults: SamplingParams = engine.get_default_sampling_params()
         self._text_threads = ThreadPoolExecutor(NUM_TEXT_THREADS, thread_name_prefix="corespan-text")
@@ -79,6 +91,26 @@ class ServedModel:
     def close(self) -> None:
         self._text_threads.shutdown(wait=False, cancel_futures=True)
         self.engine.shutdown()
+
+
+def resolve_parsers(chat: ChatSettings, engine: "AsyncLLM") -> ChatSettings:
+    """`auto` replaced by what the chat template tells. Raises ValueError for a parser that there is not."""
+    template = chat.chat_template or ""
+    if not template and engine.tokenizer is not None:
+        known = engine.tokenizer.chat_template
+        template = known if isinstance(known, str) else json.dumps(known or "", ensure_ascii=False)
+    tool_parser, reasoning_parser = chat.tool_parser, chat.reasoning_parser
+    if tool_parser == AUTO:
+        tool_parser = guess_tool_parser(template)
+        logger.info("Tool parser by the chat template: %s", tool_parser)
+    if reasoning_parser == AUTO:
+        reasoning_parser = guess_reasoning_parser(template)
+        logger.info("Reasoning parser by the chat template: %s", reasoning_parser)
+    if tool_parser is not None:
+        tool_parser_class(tool_parser)
+    if reasoning_parser is not None:
+        reasoning_parser_class(reasoning_parser)
+    return dataclasses.replace(chat, tool_parser=tool_parser, reasoning_parser=reasoning_parser)
 
 
 class ModelHost(ABC):

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from .base import CallDelta, Delta, ToolParser
+from .json_value import JsonScanner
 
 
 class NamedCall(ToolParser):
@@ -48,8 +49,9 @@ class RequiredCalls(ToolParser):
     def _advance(self, delta: Delta) -> bool:
         """Read one thing more, into `delta`; False where more text is needed."""
         if self._scanner is not None:
-            part = self._scanner.feed(self._text[self._position :])
-            self._position += len(part)
+            length = self._scanner.feed(self._text[self._position :])
+            part = self._text[self._position : self._position + length]
+            self._position += length
             if part:
                 delta.add_call(CallDelta(self.num_calls - 1, arguments=part))
             if not self._scanner.complete:
@@ -72,37 +74,6 @@ class RequiredCalls(ToolParser):
         self._scanner = JsonScanner()
         delta.add_call(self.new_call(str(name)))
         return True
-
-
-class JsonScanner:
-    """Follows one JSON value through text that comes in pieces, and knows where it ends."""
-
-    def __init__(self) -> None:
-        self._depth = 0
-        self._in_string = False
-        self._escaped = False
-        self.complete = False
-
-    def feed(self, text: str) -> str:
-        """The beginning of `text` that belongs to an object or array; all of it until `complete`."""
-        for position, character in enumerate(text):
-            if self._in_string:
-                if self._escaped:
-                    self._escaped = False
-                elif character == "\\":
-                    self._escaped = True
-                elif character == '"':
-                    self._in_string = False
-            elif character == '"':
-                self._in_string = True
-            elif character in "{[":
-                self._depth += 1
-            elif character in "}]":
-                self._depth -= 1
-                if self._depth == 0:
-                    self.complete = True
-                    return text[: position + 1]
-        return text
 
 
 def required_schema(tools: Iterable[dict[str, Any]]) -> dict[str, Any]:
