@@ -68,6 +68,20 @@ def test_requests_are_added_and_aborted_in_one_thread_while_another_steps(llm: L
     assert not any(name.startswith("dropped") for name in answers)
 
 
+def test_controls_from_another_thread_do_not_disturb_a_generation(llm: LLM) -> None:
+    (alone,) = llm.generate(PROMPT, greedy(60), use_tqdm=False)
+    with ThreadPoolExecutor(1) as pool:
+        generation = pool.submit(llm.generate, PROMPT, greedy(60), use_tqdm=False)
+        while True:
+            assert (llm.is_sleeping(), llm.is_paused()) == (False, False)
+            llm.reset_prefix_cache()
+            if generation.done():
+                break
+        (output,) = generation.result()
+
+    assert output.outputs[0].token_ids == alone.outputs[0].token_ids
+
+
 def test_a_step_of_a_paused_engine_returns_so_that_another_thread_can_resume_it(llm: LLM) -> None:
     engine = llm.llm_engine
     engine.add_request("frozen", PROMPT, greedy(6))
