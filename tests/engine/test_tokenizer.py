@@ -91,12 +91,15 @@ def test_an_engine_without_tokenizer_has_none() -> None:
 
 def test_neither_torch_nor_transformers_is_loaded(tmp_path: Path) -> None:
     write_tokenizer(tmp_path)
+    edit_config(tmp_path, pad_token="</s>")
     script = (
         "import sys\n"
         "from corespan.engine.tokenizer import load_tokenizer\n"
         "import corespan.engine.input_processor, corespan.engine.output_processor\n"
         f"tokenizer = load_tokenizer({str(tmp_path)!r})\n"
         "tokenizer.apply_chat_template([{'role': 'user', 'content': 'hi'}])\n"
+        "tokenizer(['a', 'b c'], padding='max_length', truncation=True, max_length=4, return_tensors='np')\n"
+        "tokenizer.batch_decode([[5], [6]]), tokenizer.all_special_ids, tokenizer.get_added_vocab()\n"
         "print(sorted({'torch', 'transformers'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
