@@ -190,12 +190,10 @@ def expected_tensors(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
 
 
 def optional_tensors(config: DecoderConfig) -> frozenset[str]:
-    """Tensors that checkpoints carry without need: a tied head's copy, rotary frequencies that the config implies."""
-    names = {f"model.layers.{index}.self_attn.rotary_emb.inv_freq" for index in range(config.num_layers)}
-    names.add("rope_freqs.weight")  # in GGUF files; the shell has made the config's rotary scaling of it
-    if config.tie_word_embeddings:
-        names.add("lm_head.weight")
-    return frozenset(names)
+    """Tensors that checkpoints carry without need: a tied head's copy, and in GGUF files the divisors of the rotary
+    frequencies, of which the shell has made the config's rotary scaling."""
+    tied = {"lm_head.weight"} if config.tie_word_embeddings else set()
+    return frozenset({"rope_freqs.weight"} | tied)
 
 
 def _read_vector(source: TensorSource, name: str, dtype: torch.dtype) -> torch.Tensor:

@@ -22,36 +22,52 @@ def open_checkpoint(path: str) -> TensorSource:
 
 
 class SafetensorsSource(TensorSource):
-    """The safetensors files of a folder, memory-mapped; tensors of the dtype asked for are views into the file."""
+    """The safetensors files of a folder, memory-mapped; tensors of the dtype asked for are views into the file.
+
+    Where an index says which file a tensor is to come from, the same name in another file does not count.
+    """
 
     def __init__(self, path: str) -> None:
         self.path = path
         self._files: dict[str, safe_open] = {}
         self._file_of: dict[str, str] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
+        self._unreadable: dict[str, str] = {}
         folder = Path(path)
-        for name in _safetensors_files(folder):
-            self._open(folder / name)
+        weight_map = _weight_map(folder)
+        for file in sorted(set(weight_map.values())) or _files_without_index(folder):
+            self._open(folder, file, weight_map)
+        if lost := sorted(name for name in weight_map if name not in self._file_of):
+            raise ValueError(
+                f"{folder / weight_map[lost[0]]} lacks tensor {lost[0]}, which {_INDEX_FILE} says it holds"
+            )
 
-    def _open(self, file: Path) -> None:
+    def _open(self, folder: Path, file: str, weight_map: Mapping[str, str]) -> None:
         try:
-            opened = safe_open(str(file), framework="pt")
+            opened = safe_open(str(folder / file), framework="pt")
         except SafetensorError as error:
-            raise ValueError(f"{file} is not a whole safetensors file (truncated or damaged): {error}") from None
-        self._files[file.name] = opened
+            path = folder / file
+            raise ValueError(f"{path} is not a whole safetensors file (truncated or damaged): {error}") from None
+        self._files[file] = opened
         for name in opened.keys():  # noqa: SIM118 - not a mapping
+            if weight_map.get(name, file) != file:
+                continue
             if name in self._file_of:
-                raise ValueError(f"tensor {name} is in both {self._file_of[name]} and {file.name} of {self.path}")
+                raise ValueError(f"tensor {name} is in both {self._file_of[name]} and {file} of {self.path}")
+            self._file_of[name] = file
             piece = opened.get_slice(name)
-            dtype = piece.get_dtype()
-            if dtype not in _FLOATING:
-                raise ValueError(f"tensor {name} in {file} is {dtype}; supported are {', '.join(_FLOATING)}")
-            self._file_of[name] = file.name
-            self._shapes[name] = tuple(piece.get_shape())
+            if (dtype := piece.get_dtype()) in _FLOATING:
+                self._shapes[name] = tuple(piece.get_shape())
+            else:
+                self._unreadable[name] = f"{dtype}; supported are {', '.join(_FLOATING)}"
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         return MappingProxyType(self._shapes)
+
+    @property
+    def unreadable(self) -> Mapping[str, str]:
+        return MappingProxyType(self._unreadable)
 
     def read(self, name: str, dtype: torch.dtype, rows: slice = ALL_ROWS) -> torch.Tensor:
         tensor: torch.Tensor = self._files[self._file_of[name]].get_tensor(name)
@@ -61,18 +77,26 @@ class SafetensorsSource(TensorSource):
         self._files.clear()
 
 
-def _safetensors_files(folder: Path) -> list[str]:
-    """File names in `folder` that together hold the checkpoint: those of the index, else the single file, else all."""
+def _weight_map(folder: Path) -> dict[str, str]:
+    """Which file of `folder` each tensor is to come from, by the index; empty where there is none."""
     index = folder / _INDEX_FILE
-    if index.is_file():
-        try:
-            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError) as error:
-            raise ValueError(f"{index} is not a safetensors index: {error!r}") from None
-        missing = [name for name in names if not (folder / name).is_file()]
-        if missing:
-            raise FileNotFoundError(f"{folder} lacks {', '.join(missing)}, which {_INDEX_FILE} lists")
-        return names
+    if not index.is_file():
+        return {}
+    try:
+        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        files = sorted(set(weight_map.values()))
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise ValueError(f"{index} is not a safetensors index: {error!r}") from None
+    if not files or not all(isinstance(file, str) for file in files):
+        raise ValueError(f"{index} is not a safetensors index: its weight_map does not map tensors to files")
+    missing = [file for file in files if not (folder / file).is_file()]
+    if missing:
+        raise FileNotFoundError(f"{folder} lacks {', '.join(missing)}, which {_INDEX_FILE} lists")
+    return dict(weight_map)
+
+
+def _files_without_index(folder: Path) -> list[str]:
+    """The single file, else all that are there."""
     if (folder / _SINGLE_FILE).is_file():
         return [_SINGLE_FILE]
     names = sorted(file.name for file in folder.glob("*.safetensors"))

@@ -1,5 +1,6 @@
 """What a checkpoint looks like to the decoder: named tensors with Hugging Face names, read one at a time."""
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Self
@@ -7,6 +8,10 @@ from typing import Self
 import torch
 
 ALL_ROWS = slice(None)
+
+_ROTARY_CACHE = re.compile(r"(.+\.)?(rotary\w*(\..+)?|rope\.freqs|freqs_cis|inv_freq|(cos|sin)_cached?)")
+"""Frequencies and their cosines, which the config implies and old checkpoints carry, under every framework's names."""
+_INTEGER = re.compile(r"[IU]\d+|BOOL")  # safetensors' names of dtypes that no weight can have
 
 
 class TensorSource(ABC):
@@ -17,7 +22,12 @@ class TensorSource(ABC):
     @property
     @abstractmethod
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Every tensor of the checkpoint under its Hugging Face name."""
+        """Every tensor of the checkpoint that can be read, under its Hugging Face name."""
+
+    @property
+    def unreadable(self) -> Mapping[str, str]:
+        """Tensors of other dtypes, such as integer and boolean buffers, and why they cannot be read."""
+        return {}
 
     @abstractmethod
     def read(self, name: str, dtype: torch.dtype, rows: slice = ALL_ROWS) -> torch.Tensor:
@@ -41,13 +51,19 @@ class TensorSource(ABC):
 def check_tensors(
     source: TensorSource, expected: Mapping[str, tuple[int, ...]], optional: frozenset[str] = frozenset()
 ) -> None:
-    """Raises ValueError naming every tensor that is missing, misshapen, or there without a use.
+    """Raises ValueError naming every tensor that is missing, misshapen, of a wrong dtype, or there without a use.
 
-    `optional` names may be present; they are not read.
+    `optional` names may be present, and so may rotary caches and buffers of integers or booleans, such as masks and
+    positions; they are not read.
     """
-    found = source.shapes
+    found, unreadable = source.shapes, source.unreadable
+    for name in expected:
+        if name in unreadable:
+            raise ValueError(f"tensor {name} in {source.path} is {unreadable[name]}")
     missing = sorted(name for name in expected if name not in found)
-    surplus = sorted(name for name in found if name not in expected and name not in optional)
+    unknown = [*found, *(name for name, dtype in unreadable.items() if not _INTEGER.match(dtype))]
+    allowed = expected.keys() | optional
+    surplus = sorted(name for name in unknown if name not in allowed and not _ROTARY_CACHE.fullmatch(name))
     misshapen = [
         f"{name} is {list(found[name])}, expected {list(shape)}"
         for name, shape in expected.items()

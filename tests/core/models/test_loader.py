@@ -12,6 +12,7 @@ from step_driver import StepDriver, make_vllm_config
 from tiny_models import build_tiny_model
 
 from corespan.core.models.decoder import expected_tensors
+from corespan.core.models.loader import open_checkpoint
 from corespan.core.models.registry import resolve_decoder_config
 from corespan.core.worker import memory
 from corespan.core.worker.worker import Worker
@@ -116,6 +117,81 @@ def test_missing_surplus_and_misshapen_tensors_are_all_named(llama: Any, rewrite
 def test_a_tensor_of_integers_is_named(llama: Any, rewrite: Any, tmp_path: Path) -> None:
     rewrite(lambda tensors: tensors.update({UP: tensors[UP].to(torch.int8)}))
     with pytest.raises(ValueError, match=f"tensor {UP} .* is I8; supported are BF16, F16, F32"):
+        load(tmp_path, llama[1])
+
+
+ROTARY_CACHES = [
+    "model.layers.0.self_attn.rotary_emb.inv_freq",
+    "model.layers.7.self_attn.rotary_emb.cos_cached",
+    "model.rotary_emb.inv_freq",
+    "rotary_emb.original_inv_freq",
+    "model.layers.1.self_attn.rotary_pos_emb.sin_cache",
+    "rope.freqs",
+    "model.layers.0.attention.freqs_cis",
+]
+BUFFERS = {
+    "model.position_ids": torch.arange(4)[None],
+    "model.layers.0.self_attn.bias": torch.ones(1, 1, 4, 4, dtype=torch.bool),
+    "model.layers.0.self_attn.mask": torch.ones(4, dtype=torch.uint8),
+}
+
+
+def test_rotary_caches_and_integer_buffers_are_left_unread(llama: Any, rewrite: Any, tmp_path: Path) -> None:
+    caches = {name: torch.rand(8, dtype=torch.float64 if "inv" in name else torch.float32) for name in ROTARY_CACHES}
+    rewrite(lambda tensors: tensors.update({**caches, **BUFFERS}))
+    assert continuation(tmp_path, llama[1]) == llama[2]
+
+
+@pytest.mark.parametrize("name", ["model.layers.0.self_attn.q_proj.bias", "rope_factors_long.weight"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_other_tensors_without_a_use_are_still_named(
+    llama: Any, rewrite: Any, tmp_path: Path, name: str, dtype: torch.dtype
+) -> None:
+    rewrite(lambda tensors: tensors.update({name: torch.zeros(64, dtype=dtype)}))
+    with pytest.raises(ValueError, match=f"unexpected: {name}"):
+        load(tmp_path, llama[1])
+
+
+def write_overlay(llama: Any, folder: Path, weight_map: dict[str, str]) -> None:
+    """Two shards: all of the model, and one of its tensors again with other content."""
+    tensors = load_file(llama[0] / "model.safetensors")
+    save_file(tensors, folder / "base.safetensors")
+    save_file({UP: tensors[UP] * 3}, folder / "overlay.safetensors")
+    index = {"weight_map": {**dict.fromkeys(tensors, "base.safetensors"), **weight_map}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+@pytest.mark.parametrize(("file", "factor"), [("overlay.safetensors", 3), ("base.safetensors", 1)])
+def test_the_index_says_which_shard_a_tensor_is_from(llama: Any, tmp_path: Path, file: str, factor: int) -> None:
+    write_overlay(llama, tmp_path, {UP: file, "model.norm.weight": "base.safetensors"})
+    if file == "base.safetensors":  # the overlay is a shard of the index all the same
+        save_file(
+            {UP: torch.zeros(1), "model.layers.0.self_attn.bias": torch.ones(1, dtype=torch.bool)},
+            tmp_path / "overlay.safetensors",
+        )
+        write_index(tmp_path, {"model.layers.0.self_attn.bias": "overlay.safetensors"})
+    with open_checkpoint(str(tmp_path)) as source:
+        up = source.read(UP, torch.float32)
+    assert up.equal(load_file(llama[0] / "model.safetensors")[UP] * factor)
+    assert len(continuation(tmp_path, llama[1])) == 8
+
+
+def write_index(folder: Path, more: dict[str, str]) -> None:
+    path = folder / "model.safetensors.index.json"
+    index = json.loads(path.read_text())
+    path.write_text(json.dumps({"weight_map": {**index["weight_map"], **more}}))
+
+
+def test_a_tensor_that_is_not_where_the_index_says_is_named(llama: Any, tmp_path: Path) -> None:
+    write_overlay(llama, tmp_path, {UP: "overlay.safetensors", "model.norm.weight": "overlay.safetensors"})
+    with pytest.raises(ValueError, match=r"overlay\.safetensors lacks tensor model\.norm\.weight"):
+        load(tmp_path, llama[1])
+
+
+@pytest.mark.parametrize("weight_map", [{}, {UP: 3}, {UP: None}, [UP], None], ids=str)
+def test_an_index_that_is_none_is_named(llama: Any, tmp_path: Path, weight_map: Any) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    with pytest.raises(ValueError, match="is not a safetensors index"):
         load(tmp_path, llama[1])
 
 
