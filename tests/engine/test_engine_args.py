@@ -73,6 +73,22 @@ def test_the_models_own_limit_counts_linear_scaling_only(hf_config: dict[str, An
     assert model_length_limit(hf_config) == limit
 
 
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"rope_theta": 123.0}, r"rope_theta=123\.0 and rope_parameters\.rope_theta="),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "override rope_parameters instead"),
+        ({"rope_parameters": {"rope_type": "linear", "factor": 2.0}}, "replaces the dict with the model's rope_theta"),
+        ({"partial_rotary_factor": 0.5}, r"partial_rotary_factor is 0\.5"),
+    ],
+)
+def test_a_rotary_override_without_effect_is_refused_before_a_core_is_started(
+    config_of: Any, overrides: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        config_of(hf_overrides=overrides)
+
+
 @pytest.mark.parametrize("figure", ["1k", -1, 0.5, [1024], True, math.nan, math.inf])
 def test_a_limit_that_is_no_number_of_tokens_is_named(config_of: Any, figure: Any) -> None:
     with pytest.raises(ValueError, match="^max_position_embeddings must be a number of tokens, got "):

@@ -1,6 +1,7 @@
 """The header of a GGUF file, and the Hugging Face configuration it amounts to."""
 
 import math
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 from gguf_files import write_gguf
 
+from corespan.core.models.gguf import GGUFSource
 from corespan.engine.gguf_metadata import generation_config_from_gguf, hf_config_from_gguf, read_metadata
 
 EMBEDDING = {"token_embd.weight": np.zeros((40, 16), dtype=np.float32)}
@@ -120,6 +122,92 @@ def test_another_rope_table_is_refused(tmp_path: Path) -> None:
     table = {"rope_freqs.weight": np.linspace(1.0, 8.0, 64, dtype=np.float32)}
     with pytest.raises(ValueError, match=r"rope_freqs\.weight"):
         config_of(tmp_path, "llama", table, llama__rope__freq_base=500000.0)
+
+
+@pytest.mark.parametrize("name", ["head_count", "head_count_kv"])
+def test_a_list_of_figures_that_differ_is_refused_by_name_in_both_rooms(tmp_path: Path, name: str) -> None:
+    key = f"llama.attention.{name}"
+    tensors = EMBEDDING | {"blk.0.attn_k.weight": np.zeros((8, 16), dtype=np.float32)}
+    path = write_gguf(tmp_path / "tiny.gguf", "llama", {key: [2, 1]}, tensors)
+    with pytest.raises(ValueError, match=f"{key} differs from layer to layer"):
+        hf_config_from_gguf(read_metadata(path))
+    with pytest.raises(ValueError, match=f"{key} differs from layer to layer"):
+        GGUFSource(str(path))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("rope.dimension_count", 4, "is 4; only 8 is supported"),
+        ("rope.dimension_count", [8, 4], "differs from layer to layer"),
+        ("attention.value_length", 4, "is 4; only 8 is supported"),
+        ("expert_count", 8, "is 8; only 0 is supported"),
+        ("attention.causal", False, "is False; only True is supported"),
+        ("attention.head_count", "2", "is '2'; it must be a whole number"),
+        ("attention.head_count", 0, "is 0; it must be at least 1"),
+        ("feed_forward_length", [32, 16], "differs from layer to layer"),
+        ("rope.freq_base", "1e4", "is '1e4'; it must be a number"),
+    ],
+)
+def test_a_figure_of_another_model_is_refused_by_name(tmp_path: Path, name: str, value: Any, message: str) -> None:
+    extra = {"llama.attention.key_length": 8, f"llama.{name}": value}
+    path = write_gguf(tmp_path / "tiny.gguf", "llama", extra, EMBEDDING)
+    with pytest.raises(ValueError, match=f"llama.{name} {message}"):
+        hf_config_from_gguf(read_metadata(path))
+
+
+def test_a_rope_table_beside_a_scaling_or_in_another_format_is_refused(tmp_path: Path) -> None:
+    table = {"rope_freqs.weight": np.full(4, 2.0, dtype=np.float32)}
+    with pytest.raises(ValueError, match=r"both rope_freqs\.weight and rope\.scaling\.type 'linear'"):
+        config_of(tmp_path, "llama", table, llama__rope__scaling__type="linear", llama__rope__scaling__factor=2.0)
+    with pytest.raises(ValueError, match=r"rope_freqs\.weight has shape \[4\] .* it must be a vector in F32"):
+        config_of(tmp_path, "llama", {"rope_freqs.weight": np.full(4, 2.0, dtype=np.float16)})
+
+
+@pytest.mark.parametrize("alignment", [0, 12, "32", -8])
+def test_a_bad_alignment_is_named_in_both_rooms(tmp_path: Path, alignment: Any) -> None:
+    path = write_gguf(tmp_path / "tiny.gguf", "llama", {"general.alignment": 64}, EMBEDDING)
+    key = struct.pack("<Q", 17) + b"general.alignment"
+    if isinstance(alignment, str):
+        changed = struct.pack("<IQ", 8, len(alignment)) + alignment.encode()
+    else:
+        changed = struct.pack("<Ii", 5, alignment)
+    content = path.read_bytes()
+    path.write_bytes(content.replace(key + struct.pack("<II", 4, 64), key + changed))
+    assert path.read_bytes() != content
+    for read in (read_metadata, GGUFSource):
+        with pytest.raises(ValueError, match=f"general.alignment is {alignment!r}; it must be a power of two"):
+            read(str(path))
+
+
+def header(version: bytes, tensors: int = 0, pairs: bytes = b"", num_pairs: int = 0) -> bytes:
+    return b"GGUF" + version + struct.pack("<QQ", tensors, num_pairs) + pairs + bytes(64)
+
+
+NESTED = struct.pack("<Q", 1) + b"k" + struct.pack("<I", 9) + struct.pack("<IQ", 9, 1) * 100_000
+HUGE = struct.pack("<Q", 1) + b"k" + struct.pack("<I", 9) + struct.pack("<IQ", 0, 2**63)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (header(b"\x00\x00\x00\x03"), "is a big-endian GGUF file"),
+        (header(b"\x01\x00\x00\x00"), "is GGUF version 1; versions 2 and 3 are supported"),
+        (header(b"\x04\x00\x00\x00"), "is GGUF version 4; versions 2 and 3 are supported"),
+        (header(b"\x03\x00\x00\x00", pairs=NESTED, num_pairs=1), "the GGUF header is damaged or cut short"),
+        (header(b"\x03\x00\x00\x00", pairs=HUGE, num_pairs=1), "the GGUF header is damaged or cut short"),
+        (header(b"\x03\x00\x00\x00", tensors=2**60), "the GGUF header is damaged or cut short"),
+    ],
+    ids=["big-endian", "v1", "v4", "nested", "huge", "many tensors"],
+)
+def test_a_header_that_cannot_be_read_is_a_named_error_in_both_rooms(
+    tmp_path: Path, content: bytes, message: str
+) -> None:
+    path = tmp_path / "odd.gguf"
+    path.write_bytes(content)
+    for read in (read_metadata, GGUFSource):
+        with pytest.raises(ValueError, match=rf"odd\.gguf.*{message}"):
+            read(str(path))
 
 
 def test_every_end_token_reaches_the_generation_config(tmp_path: Path) -> None:

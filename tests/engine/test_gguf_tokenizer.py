@@ -104,3 +104,42 @@ def test_a_kind_of_tokenizer_that_is_not_built_is_refused_by_name(tmp_path: Path
     path = write_gguf(tmp_path / "tiny.gguf", "llama", {"tokenizer.ggml.model": "bert"}, {})
     with pytest.raises(ValueError, match="'bert'"):
         convert_gguf_tokenizer(path, tmp_path / "converted")
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "message"),
+    [
+        (
+            "gpt2",
+            {"tokenizer.ggml.pre": "chatglm-bpe"},
+            "tokenizer.ggml.pre is 'chatglm-bpe'.* known are default, gpt-2",
+        ),
+        ("gpt2", {"tokenizer.ggml.merges": None}, "it has no tokenizer.ggml.merges"),
+        ("gpt2", {"tokenizer.ggml.merges": ["ab"]}, "tokenizer.ggml.merges holds 'ab'"),
+        ("gpt2", {"tokenizer.ggml.tokens": None}, "it has no tokenizer.ggml.tokens"),
+        ("gpt2", {"tokenizer.ggml.tokens": [1, 2]}, "tokenizer.ggml.tokens is not a list of texts"),
+        ("gpt2", {"tokenizer.ggml.token_type": [1, 1]}, "tokenizer.ggml.token_type has 2 entries"),
+        ("gpt2", {"tokenizer.ggml.eos_token_id": 2**32 - 1}, "tokenizer.ggml.eos_token_id is 4294967295"),
+        ("llama", {"tokenizer.ggml.tokens": None}, "it has no tokenizer.ggml.tokens"),
+        ("llama", {"tokenizer.ggml.scores": None}, "it has neither tokenizer.ggml.merges nor tokenizer.ggml.scores"),
+        ("llama", {"tokenizer.ggml.scores": [0.5]}, "it has neither tokenizer.ggml.merges nor tokenizer.ggml.scores"),
+    ],
+)
+def test_a_vocabulary_that_cannot_be_converted_is_refused_by_its_key(
+    tmp_path: Path, kind: str, change: dict[str, Any], message: str
+) -> None:
+    whole = byte_level_vocabulary("qwen2") if kind == "gpt2" else sentencepiece_vocabulary(with_merges=False)
+    vocabulary = {key: value for key, value in (whole | change).items() if value is not None}
+    path = write_gguf(tmp_path / "tiny.gguf", "llama", vocabulary, {})
+    with pytest.raises(ValueError, match=rf"tiny\.gguf: {message}"):
+        convert_gguf_tokenizer(path, tmp_path / "converted")
+
+
+def test_a_file_that_does_not_say_how_to_cut_text_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    vocabulary = byte_level_vocabulary("default")
+    del vocabulary["tokenizer.ggml.pre"]
+    path = write_gguf(tmp_path / "tiny.gguf", "llama", vocabulary, {})
+    assert converted(path, tmp_path / "converted").encode("the") != []
+    assert "does not say how text is cut into words (tokenizer.ggml.pre)" in caplog.text

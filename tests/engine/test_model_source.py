@@ -13,6 +13,7 @@ import pytest
 from gguf import GGUFWriter
 from tiny_llama import write_tokenizer
 
+from corespan.core.models.loader import open_checkpoint
 from corespan.engine import hub, model_source
 from corespan.engine.model_source import fetch_model, resolve_model
 
@@ -106,6 +107,24 @@ class TestLocalPaths:
         path = write_gguf(folder / "model.gguf")
 
         assert resolve_model(str(folder)).path == str(path)
+
+    def test_a_link_into_a_blob_store_keeps_its_name(self, tmp_path: Path) -> None:
+        blob = write_gguf(tmp_path / "whole.gguf").rename(tmp_path / "0a1b2c")
+        snapshot = tmp_path / "snapshots" / "main"
+        snapshot.mkdir(parents=True)
+        link = snapshot / "model.gguf"
+        link.symlink_to("../../0a1b2c")
+
+        for given in (link, snapshot):
+            assert resolve_model(str(given)).path == str(link)
+        assert resolve_model(str(blob)).path == str(blob)  # by its first bytes
+        with open_checkpoint(str(blob)) as source:
+            assert source.shapes == {"model.embed_tokens.weight": (5, 32)}
+
+    def test_a_suffix_in_capitals_is_one(self, tmp_path: Path) -> None:
+        path = write_gguf(tmp_path / "model.gguf").rename(tmp_path / "MODEL.GGUF")
+
+        assert resolve_model(str(path)).path == resolve_model(str(tmp_path)).path == str(path)
 
     def test_folder_that_holds_several_ggufs_is_refused_with_their_names(self, tmp_path: Path) -> None:
         for name in ("one.gguf", "two.gguf"):

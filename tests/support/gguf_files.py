@@ -6,20 +6,23 @@ from typing import Any
 import gguf
 import numpy as np
 
+_FIGURES: dict[str, Any] = {
+    "context_length": 128,
+    "embedding_length": 16,
+    "block_count": 1,
+    "feed_forward_length": 32,
+    "attention.head_count": 2,
+    "attention.head_count_kv": 1,
+    "attention.layer_norm_rms_epsilon": 1e-5,
+}
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
 
 
 def write_gguf(path: Path, architecture: str, extra: dict[str, Any], tensors: dict[str, np.ndarray]) -> Path:
-    """`extra` holds metadata beyond the figures every model has; lists, text, bools, ints and floats."""
+    """`extra` holds metadata beside or in place of the figures every model has; lists, text, bools, ints and floats."""
     writer = gguf.GGUFWriter(path, architecture)
-    writer.add_context_length(128)
-    writer.add_embedding_length(16)
-    writer.add_block_count(1)
-    writer.add_feed_forward_length(32)
-    writer.add_head_count(2)
-    writer.add_head_count_kv(1)
-    writer.add_layer_norm_rms_eps(1e-5)
-    for key, value in extra.items():
+    figures = {f"{architecture}.{name}": value for name, value in _FIGURES.items()}
+    for key, value in (figures | extra).items():
         if isinstance(value, list):
             writer.add_array(key, value)
         elif isinstance(value, bool):

@@ -10,8 +10,10 @@ import torch
 from step_driver import StepDriver, make_vllm_config
 from tiny_models import build_model
 
+from corespan.core.models.gguf import GGUFSource
 from corespan.core.worker.worker import Worker
 from corespan.engine.gguf_metadata import hf_config_from_gguf, read_metadata
+from corespan.engine.model_source import resolve_model
 from corespan.protocol.params import SamplingParams
 
 PROMPT = [(11 * i) % 320 for i in range(200)]
@@ -62,17 +64,26 @@ def in_pairs(weight: np.ndarray, num_heads: int) -> np.ndarray:
     return np.ascontiguousarray(weight.reshape(num_heads, 2, -1, weight.shape[-1]).swapaxes(1, 2).reshape(weight.shape))
 
 
-def write_model(path: Path, architecture: str, name: str, reference: Any) -> None:
-    """What llama.cpp's converter makes of a transformers model, as far as it matters here."""
+def write_model(
+    path: Path, architecture: str, name: str, reference: Any, per_layer: bool = False, max_tensors: int = 0
+) -> None:
+    """What llama.cpp's converter makes of a transformers model, as far as it matters here.
+
+    per_layer: figures are lists with an entry per layer; max_tensors: the file is split where it holds more.
+    """
     config = reference.config
-    writer = gguf.GGUFWriter(path, architecture)
+    writer = gguf.GGUFWriter(path, architecture, split_max_tensors=max_tensors)
+
+    def figure(value: int) -> int | list[int]:
+        return [value] * config.num_hidden_layers if per_layer else value
+
     writer.add_name(name)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_feed_forward_length(figure(config.intermediate_size))
+    writer.add_head_count(figure(config.num_attention_heads))
+    writer.add_head_count_kv(figure(config.num_key_value_heads))
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     writer.add_rope_dimension_count(head_dim)
@@ -101,13 +112,7 @@ def write_model(path: Path, architecture: str, name: str, reference: Any) -> Non
     writer.close()
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_log_probabilities_of_a_prompt_equal_transformers(tmp_path: Path, name: str) -> None:
-    architecture, family, options = MODELS[name]
-    reference = build_model(tmp_path, family, options)
-    path = tmp_path / f"{name}.gguf"
-    write_model(path, architecture, name, reference)
-
+def assert_log_probabilities_are_those_of(reference: Any, path: Path) -> None:
     driver = StepDriver(Worker(make_vllm_config(str(path), hf_config_from_gguf(read_metadata(path)))), num_blocks=32)
     driver.add("r", PROMPT, SamplingParams(temperature=0, prompt_logprobs=0))
     driver.step({"r": len(PROMPT)})
@@ -116,3 +121,39 @@ def test_log_probabilities_of_a_prompt_equal_transformers(tmp_path: Path, name: 
     with torch.inference_mode():
         expected = torch.log_softmax(reference(torch.tensor([PROMPT])).logits[0], -1)
     np.testing.assert_allclose(logprobs, expected[torch.arange(199), PROMPT[1:]], atol=1e-4)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_log_probabilities_of_a_prompt_equal_transformers(tmp_path: Path, name: str) -> None:
+    architecture, family, options = MODELS[name]
+    reference = build_model(tmp_path, family, options)
+    path = tmp_path / f"{name}.gguf"
+    write_model(path, architecture, name, reference)
+    assert_log_probabilities_are_those_of(reference, path)
+
+
+def test_lists_of_equal_figures_make_the_same_model(tmp_path: Path) -> None:
+    reference = build_model(tmp_path, "Llama", {})
+    path = tmp_path / "model.gguf"
+    write_model(path, "llama", "llama", reference, per_layer=True)
+    assert_log_probabilities_are_those_of(reference, path)
+
+
+def test_a_split_file_is_one_model_whichever_part_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CORESPAN_CACHE", str(tmp_path / "cache"))
+    reference = build_model(tmp_path, "Llama", {})
+    write_model(tmp_path / "model.gguf", "llama", "llama", reference, max_tensors=11)
+    parts = sorted(tmp_path.glob("model-*.gguf"))
+    assert [part.name for part in parts] == [f"model-0000{part}-of-00003.gguf" for part in (1, 2, 3)]
+    assert_log_probabilities_are_those_of(reference, parts[0])
+    assert resolve_model(str(tmp_path / "model-00002-of-00003.gguf"), with_tokenizer=False).path == str(parts[0])
+    parts[1].rename(tmp_path / "elsewhere.gguf")
+    for read in (read_metadata, GGUFSource):
+        with pytest.raises(FileNotFoundError, match=r"lacks model-00002-of-00003\.gguf"):
+            read(str(parts[0]))
+    with pytest.raises(ValueError, match=r"elsewhere\.gguf is one of 3 parts .* named NAME-00001-of-00003\.gguf"):
+        read_metadata(tmp_path / "elsewhere.gguf")
+    parts[2].rename(parts[1])
+    (tmp_path / "elsewhere.gguf").rename(parts[2])
+    with pytest.raises(ValueError, match=r"model-00002-of-00003\.gguf is not part 2 of 3"):
+        read_metadata(parts[0])
