@@ -14,6 +14,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar, get_args
 
+from ..client.standard_streams import fill_standard_descriptors
 from ..protocol import envs
 from ..protocol.config import (
     CacheConfig,
@@ -166,6 +167,7 @@ class EngineArgs(NeutralArgs):
         Raises ValueError naming field, value and legal range; FileNotFoundError for a model path that does not exist.
         """
         end_script_at_engine()
+        fill_standard_descriptors()
         self._check_neutral()
         self._check_types()
         self._check_choices()

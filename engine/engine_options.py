@@ -4,8 +4,9 @@ A type checker cannot derive them, so they are listed once more; a test keeps th
 """
 
 import dataclasses
+import difflib
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from typing import Any, TypedDict, TypeVar, Unpack
 
@@ -241,3 +242,14 @@ def showing_engine_options(**defaults: Any) -> Callable[[F], F]:
         return init
 
     return decorate
+
+
+def refuse_unknown_options(given: Mapping[str, object]) -> None:
+    """Raises TypeError for an option that `EngineArgs` does not have, with the one that may be meant."""
+    known = [field.name for field in dataclasses.fields(EngineArgs)]
+    for name in given:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            raise TypeError(
+                f"LLM got an unexpected keyword argument {name!r}" + (f"; did you mean {close[0]!r}?" if close else "")
+            )

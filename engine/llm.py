@@ -13,7 +13,7 @@ from ..protocol.params import BeamSearchParams, RequestOutputKind, SamplingParam
 from .controls import EngineControls
 from .conversation import to_conversation_list
 from .engine_args import EngineArgs, UsageContext
-from .engine_options import EngineOptions, showing_engine_options
+from .engine_options import EngineOptions, refuse_unknown_options, showing_engine_options
 from .input_processor import refuse_lora
 from .llm_engine import LLMEngine
 from .metrics.loggers import StatLoggerFactory
@@ -47,6 +47,7 @@ class LLM(EngineControls):
         **engine_args: Unpack[EngineOptions],
     ) -> None:
         super().__init__()
+        refuse_unknown_options(engine_args)
         engine_args.setdefault("disable_log_stats", True)
         self.llm_engine = LLMEngine.from_engine_args(
             EngineArgs(model=model, **engine_args), UsageContext.LLM_CLASS, stat_loggers=stat_loggers

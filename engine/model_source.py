@@ -5,6 +5,8 @@
 """
 
 import atexit
+import contextlib
+import difflib
 import functools
 import hashlib
 import logging
@@ -89,8 +91,23 @@ def _local_path(name: str, revision: str | None) -> Path:
             raise ValueError(f"{path} is neither a folder in Hugging Face layout nor a .gguf file")
         return first_part(_absolute(path))
     if not HUB_ID.fullmatch(name) or path.suffix.lower() in (".gguf", ".safetensors"):
-        raise FileNotFoundError(f"no such model file or folder: {path.absolute()}")
-    return _model_in(hub.pull(name, revision))
+        raise FileNotFoundError(f"no such model file or folder: {path.absolute()}{_did_you_mean(name)}")
+    try:
+        return _model_in(hub.pull(name, revision))
+    except hub.ModelFetchError as error:
+        raise hub.ModelFetchError(f"{error}{_did_you_mean(name)}") from error
+
+
+def _did_you_mean(name: str) -> str:
+    """A suggestion among the short names and, for a path, the files beside it; empty where nothing is close."""
+    path = Path(name).expanduser()
+    with contextlib.suppress(OSError):
+        siblings = {entry.name: str(path.with_name(entry.name)) for entry in path.parent.iterdir()}
+        if close := difflib.get_close_matches(path.name, siblings, n=1, cutoff=0.75):
+            return f"; did you mean {siblings[close[0]]!r}?"
+    if close := difflib.get_close_matches(path.name.lower(), hub.SHORT_NAMES, n=1, cutoff=0.6):
+        return f"; did you mean {close[0]!r}?"
+    return ""
 
 
 def _model_in(folder: Path) -> Path:

@@ -1,5 +1,7 @@
 """Progress bars of `LLM`: tqdm, or whatever the caller makes bars with."""
 
+import functools
+import sys
 import time
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
@@ -69,5 +71,7 @@ def _bar_factory(use_tqdm: UseTqdm) -> Callable[..., Any]:
         reject_type("use_tqdm", use_tqdm, "True, False or what makes a bar")
     from tqdm.auto import tqdm
 
+    if sys.stderr is None or sys.stderr.closed:  # nowhere to draw it
+        return functools.partial(tqdm, disable=True)
     factory: Callable[..., Any] = tqdm
     return factory

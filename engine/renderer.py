@@ -279,6 +279,8 @@ def _parse(prompt: Any) -> dict[str, Any]:
     """The prompt as a dict with one of "prompt", "prompt_token_ids", "prompt_embeds", and checked options."""
     if isinstance(prompt, str):
         return {"prompt": prompt}
+    if _is_message(prompt) or (isinstance(prompt, list) and prompt and _is_message(prompt[0])):
+        raise TypeError("this is a chat message, not a prompt: give conversations to LLM.chat, or to a chat template")
     if isinstance(prompt, list):
         return {"prompt_token_ids": prompt}
     if not isinstance(prompt, Mapping):
@@ -292,6 +294,10 @@ def _parse(prompt: Any) -> dict[str, Any]:
         raise TypeError(f"a prompt dict holds 'prompt', 'prompt_token_ids' or 'prompt_embeds', got {sorted(prompt)}")
     _check_options(fields)
     return fields
+
+
+def _is_message(prompt: object) -> bool:
+    return isinstance(prompt, Mapping) and "role" in prompt and not prompt.keys() & {"prompt", "prompt_token_ids"}
 
 
 def _check_options(fields: Mapping[str, Any]) -> None:

@@ -6,6 +6,7 @@ the request is sent.
 """
 
 import copy
+import difflib
 import enum
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -60,7 +61,35 @@ class SupportsEncode(Protocol):
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
 
 
-class SamplingParams(msgspec.Struct, omit_defaults=True, repr_omit_defaults=True, dict=True):
+_FORMER_FIELDS = {
+    "guided_decoding": "structured_outputs=StructuredOutputsParams(...)",
+    **{
+        f"guided_{kind}": f"structured_outputs=StructuredOutputsParams({kind}=...)"
+        for kind in ("json", "regex", "choice", "grammar")
+    },
+    "best_of": "n",
+    "use_beam_search": "LLM.beam_search(prompts, BeamSearchParams(...))",
+    "logits_processors": "LLM(logits_processors=[...])",
+}
+
+
+class _SuggestsFields(type(msgspec.Struct)):  # type: ignore[misc]
+    """Tells what to write in the place of a field that is not, or no longer, there."""
+
+    def __call__(cls, *args: Any, **fields: Any) -> Any:
+        try:
+            return super().__call__(*args, **fields)
+        except TypeError as error:
+            for name in fields.keys() - set(cls.__struct_fields__):
+                close = _FORMER_FIELDS.get(name) or next(
+                    iter(difflib.get_close_matches(name, cls.__struct_fields__)), ""
+                )
+                if close:
+                    raise TypeError(f"{cls.__name__} has no field {name!r}; use {close}") from error
+            raise
+
+
+class SamplingParams(msgspec.Struct, metaclass=_SuggestsFields, omit_defaults=True, repr_omit_defaults=True, dict=True):
     """How one request is sampled, when it stops and what it returns. Field names and defaults are vLLM's.
 
     A `temperature` below 1e-5 means greedy, and then `top_p`, `top_k` and `min_p` are set to their neutral values;

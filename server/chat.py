@@ -1,11 +1,15 @@
 """The interactive chat: a conversation that remembers, answers that stream, Ctrl-C that stops only the answer."""
 
-import contextlib
+import argparse
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from .streaming import Interruption, stream_text
+import msgspec
+
+from .options import running_engine, sampling_params
+from .streaming import Interruption, Statistics, stream_text
+from .terminal import enable_line_editing, is_terminal, note, read_text, write
 
 if TYPE_CHECKING:
     from ..engine.llm_engine import LLMEngine
@@ -13,14 +17,42 @@ if TYPE_CHECKING:
 
 Message = dict[str, str]
 
+SETTINGS = {
+    "max_tokens": int,
+    "temperature": float,
+    "top_p": float,
+    "top_k": int,
+    "min_p": float,
+    "repetition_penalty": float,
+    "seed": int,
+}
+HELP = '''\
+/help               this list; /? too
+/clear              forget the conversation
+/system TEXT        set the system message and forget the conversation; without TEXT show it
+/set NAME VALUE     set max_tokens, temperature, top_p, top_k, min_p, repetition_penalty or seed; alone: show them
+/regen              answer the last question again
+/bye                leave; /exit and /quit too, or Ctrl-D
+A paste of several lines is one message. A line that ends in a backslash goes on in the next; """ opens and closes a
+message of several lines. Ctrl-C stops an answer.'''
+
 
 class ChatSession:
     """The messages so far and the engine that answers them. Old turns are dropped when the context is full."""
 
-    def __init__(self, engine: "LLMEngine", params: "SamplingParams", system: str | None = None) -> None:
+    def __init__(
+        self,
+        engine: "LLMEngine",
+        params: "SamplingParams",
+        system: str | None = None,
+        chat_template: str | None = None,
+        statistics: Statistics | None = None,
+    ) -> None:
         self.engine = engine
         self.params = params
-        self.opening: list[Message] = [] if system is None else [{"role": "system", "content": system}]
+        self.system = system
+        self.chat_template = chat_template
+        self.statistics = Statistics() if statistics is None else statistics
         self.turns: list[Message] = []
 
     def answer(self, question: str, interruption: Interruption) -> Iterator[str]:
@@ -37,7 +69,8 @@ class ChatSession:
             raise
         said: list[str] = []
         try:
-            for text in stream_text(self.engine, {"prompt_token_ids": prompt_token_ids}, self.params, interruption):
+            prompt = {"prompt_token_ids": prompt_token_ids}
+            for text in stream_text(self.engine, prompt, self.params, interruption, self.statistics):
                 said.append(text)
                 yield text
         finally:
@@ -48,9 +81,11 @@ class ChatSession:
         tokenizer = self.engine.get_tokenizer()
         max_model_len = self.engine.vllm_config.model_config.max_model_len
         room = max_model_len - min(self.params.max_tokens or 1, max_model_len // 2)
+        opening = [] if self.system is None else [{"role": "system", "content": self.system}]
         while True:
-            conversation = self.opening + self.turns
-            text: str = tokenizer.apply_chat_template(conversation, add_generation_prompt=True, tokenize=False)
+            text: str = tokenizer.apply_chat_template(
+                opening + self.turns, chat_template=self.chat_template, add_generation_prompt=True, tokenize=False
+            )
             token_ids = tokenizer.encode(text, add_special_tokens=False)
             if len(token_ids) <= room:
                 return token_ids
@@ -59,34 +94,96 @@ class ChatSession:
             del self.turns[:2]
 
 
-def converse(session: ChatSession) -> None:
-    """Reads questions from standard input until its end and prints the answers."""
-    interactive = sys.stdin.isatty()
+def run_chat(options: argparse.Namespace) -> int:
+    """Talks to the model, or answers one question. Ctrl-C stops an answer, /help lists what else can be said."""
+    params = sampling_params(options)
+    with running_engine(options) as (engine, statistics):
+        session = ChatSession(engine, params, options.system, options.chat_template, statistics)
+        if options.question is None:
+            return converse(session)
+        for text in session.answer(options.question, Interruption()):
+            write(text)
+        write("\n")
+    return 0
+
+
+def converse(session: ChatSession) -> int:
+    """Reads questions from standard input until its end and prints the answers. Returns the exit status: 1 where
+    something read from a pipe or file was refused; who sits at a terminal has seen it."""
+    if sys.stdin is None:
+        return 0
+    interactive = is_terminal(sys.stdin)
     if interactive:
-        with contextlib.suppress(ImportError):
-            import readline  # noqa: F401  line editing and recall for input()
-        print("Ctrl-C stops an answer, Ctrl-D leaves.", file=sys.stderr)
+        enable_line_editing()
+        note("Ctrl-C stops an answer, Ctrl-D leaves, /help lists more.")
+    failed = False
     with Interruption() as interruption:
         while True:
             try:
                 with interruption.raised():
-                    question = input("> " if interactive else "").strip()
+                    said = read_text("> " if interactive else "", "... " if interactive else "")
+                if not said:
+                    continue
+                if not respond(session, said, interruption):
+                    break
             except EOFError:
                 if interactive:
-                    print()
-                return
+                    write("\n")
+                break
             except KeyboardInterrupt:
-                print("\nCtrl-D leaves.", file=sys.stderr)
-                continue
-            if question:
-                _print_answer(session, question, interruption)
+                note("\nCtrl-D leaves.")
+            except ValueError as error:
+                note(f"corespan: {error}")
+                failed = True
+    return 1 if failed and not interactive else 0
+
+
+def respond(session: ChatSession, said: str, interruption: Interruption) -> bool:
+    """Answers a question or does what a command says; False: to leave. Raises ValueError for what is refused."""
+    name, _, argument = said.partition(" ")
+    argument = argument.strip()
+    if not name.startswith("/") or not name[1:].replace("?", "h").isalpha():  # a path is a question
+        _print_answer(session, said, interruption)
+    elif name in ("/help", "/?"):
+        note(HELP)
+    elif name == "/clear":
+        session.turns.clear()
+    elif name == "/system":
+        if argument:
+            session.system = argument
+            session.turns.clear()
+        else:
+            note(session.system or "no system message")
+    elif name == "/set":
+        _set(session, argument.removeprefix("parameter ").split())
+    elif name == "/regen":
+        if not session.turns:
+            raise ValueError("there is no question to answer again")
+        question = session.turns[-2]["content"]
+        del session.turns[-2:]
+        _print_answer(session, question, interruption)
+    elif name in ("/bye", "/exit", "/quit"):
+        return False
+    else:
+        raise ValueError(f"there is no command {name}; /help lists them")
+    return True
 
 
 def _print_answer(session: ChatSession, question: str, interruption: Interruption) -> None:
-    try:
-        for text in session.answer(question, interruption):
-            print(text, end="", flush=True)
-    except ValueError as error:
-        print(f"corespan: {error}", file=sys.stderr)
+    for text in session.answer(question, interruption):
+        write(text)
+    write(" [stopped]\n" if interruption.take() else "\n")
+
+
+def _set(session: ChatSession, words: list[str]) -> None:
+    if not words:
+        note("\n".join(f"{name} {getattr(session.params, name)}" for name in SETTINGS))
         return
-    print(" [stopped]" if interruption.take() else "")
+    if len(words) != 2 or words[0] not in SETTINGS:
+        raise ValueError(f"/set takes a name and a value; names are {', '.join(SETTINGS)}")
+    name, text = words
+    try:
+        value = SETTINGS[name](text)
+    except ValueError:
+        raise ValueError(f"{name} must be a number, got {text!r}") from None
+    session.params = msgspec.structs.replace(session.params, **{name: value})

@@ -1,14 +1,18 @@
-"""One completion, piece by piece, from a sync engine: what `generate` and `chat` print. Knows how to be interrupted."""
+"""One completion, piece by piece, from a sync engine: what `generate` and `chat` print. Knows how to be interrupted.
+Counts tokens and time."""
 
 import contextlib
 import itertools
 import signal
+import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
     from ..engine.llm_engine import LLMEngine
+    from ..engine.outputs import RequestOutput
     from ..protocol.params import SamplingParams
 
 _request_numbers = itertools.count()
@@ -49,18 +53,57 @@ class Interruption:
         self.requested = True
 
 
+@dataclass(slots=True)
+class Statistics:
+    """Tokens and seconds, summed over the completions of a command."""
+
+    num_prompt_tokens: int = 0
+    num_tokens: int = 0
+    num_timed_tokens: int = 0  # those after a completion's first
+    first_seconds: float = 0.0  # until the first token: mostly the prompt's computation
+    later_seconds: float = 0.0
+
+    def add(self, output: "RequestOutput", seconds: float, is_first: bool) -> None:
+        """Counts one delta of a completion, which took so many seconds."""
+        num_tokens = len(output.outputs[0].token_ids)
+        self.num_tokens += num_tokens
+        if is_first:
+            self.num_prompt_tokens += len(output.prompt_token_ids or ())
+            self.first_seconds += seconds
+        else:
+            self.num_timed_tokens += num_tokens
+            self.later_seconds += seconds
+
+    def __str__(self) -> str:
+        text = f"{self.num_prompt_tokens} prompt tokens, first token after {self.first_seconds:.2f} s"
+        text += f"; {self.num_tokens} tokens"
+        if self.num_timed_tokens and self.later_seconds > 0:
+            text += f", {self.num_timed_tokens / self.later_seconds:.1f} tokens/s"
+        return text
+
+
 def stream_text(
-    engine: "LLMEngine", prompt: Any, params: "SamplingParams", interruption: Interruption | None = None
+    engine: "LLMEngine",
+    prompt: Any,
+    params: "SamplingParams",
+    interruption: Interruption | None = None,
+    statistics: Statistics | None = None,
 ) -> Iterator[str]:
     """Yields the completion's text as it grows; aborts it when interrupted or when the caller stops reading.
 
-    `params.output_kind` must be DELTA. Raises ValueError for a prompt that does not fit, EngineDeadError.
+    Adds to `statistics`. `params.output_kind` must be DELTA. Raises ValueError for a prompt that does not fit,
+    EngineDeadError.
     """
+    statistics = Statistics() if statistics is None else statistics
     request_id = f"text-{next(_request_numbers)}"
+    last, is_first = time.perf_counter(), True
     engine.add_request(request_id, prompt, params)
     try:
         while engine.has_unfinished_requests():
             for output in engine.step():
+                now = time.perf_counter()
+                statistics.add(output, now - last, is_first)
+                last, is_first = now, False
                 yield output.outputs[0].text
             if interruption is not None and interruption.requested:
                 return

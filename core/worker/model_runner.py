@@ -60,12 +60,20 @@ class ModelRunner:
 
     @torch.inference_mode()
     def initialize_kv_cache(self, num_blocks: int) -> None:
+        """Raises ValueError where the system refuses the memory."""
         config = self.config
         backend = self.attention_backend(
             config.num_heads, config.num_kv_heads, config.head_dim, config.head_dim**-0.5, self.block_size, self.dtype
         )
         with memory.separate():
-            self.kv_caches = [backend.allocate(num_blocks) for _ in range(config.num_layers)]
+            try:
+                self.kv_caches = [backend.allocate(num_blocks) for _ in range(config.num_layers)]
+            except (OSError, MemoryError, RuntimeError) as error:  # torch's own allocator raises RuntimeError
+                self.kv_caches = []
+                raise ValueError(
+                    f"the system refuses {num_blocks * self.kv_block_bytes() / (1 << 30):.1f} GiB of memory for the "
+                    "KV cache; give it less (VLLM_CPU_KVCACHE_SPACE, kv_cache_memory_bytes, num_gpu_blocks_override)"
+                ) from error
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
         """One step. A request that cannot be run is named in `failed_reqs`; the others are unaffected."""

@@ -6,16 +6,16 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from scripted_engine import ScriptedEngine, session
 
 import corespan
 from corespan.engine import hub
 from corespan.protocol.params import RequestOutputKind, SamplingParams
 from corespan.server import cli
-from corespan.server.chat import ChatSession, converse
+from corespan.server.chat import converse
 from corespan.server.streaming import Interruption, stream_text
 
 
@@ -24,50 +24,6 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a command sets is taken back, and engines run in this process unless a test says otherwise."""
     monkeypatch.setenv("VLLM_LOGGING_LEVEL", "WARNING")
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-
-
-class ScriptedEngine:
-    """Stands in for LLMEngine: answers each request with the next script, a piece a step; callables are called."""
-
-    def __init__(self, *scripts: list[str | Callable[[], str]], max_model_len: int = 10_000) -> None:
-        self.scripts = list(scripts)
-        self.prompts: list[str] = []
-        self.aborted: list[str] = []
-        self.running: list[str | Callable[[], str]] = []
-        self.vllm_config = SimpleNamespace(model_config=SimpleNamespace(max_model_len=max_model_len))
-
-    def get_tokenizer(self) -> "ScriptedEngine":
-        return self
-
-    def apply_chat_template(self, messages: list[dict[str, str]], add_generation_prompt: bool, tokenize: bool) -> str:
-        assert add_generation_prompt and not tokenize
-        return "".join(f"<{message['role']}>{message['content']}" for message in messages)
-
-    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        assert not add_special_tokens
-        return [ord(character) for character in text]
-
-    def add_request(self, request_id: str, prompt: Any, params: SamplingParams) -> str:
-        assert params.output_kind is RequestOutputKind.DELTA
-        self.prompts.append("".join(map(chr, prompt["prompt_token_ids"])))
-        self.running = list(self.scripts.pop(0))
-        return request_id
-
-    def has_unfinished_requests(self) -> bool:
-        return bool(self.running)
-
-    def step(self) -> list[Any]:
-        piece = self.running.pop(0)
-        return [SimpleNamespace(outputs=[SimpleNamespace(text=piece if isinstance(piece, str) else piece())])]
-
-    def abort_request(self, request_ids: list[str]) -> None:
-        self.aborted += request_ids
-        self.running = []
-
-
-def session(engine: ScriptedEngine, system: str | None = None, max_tokens: int = 16) -> ChatSession:
-    params = SamplingParams(max_tokens=max_tokens, output_kind=RequestOutputKind.DELTA)
-    return ChatSession(engine, params, system)  # type: ignore[arg-type]
 
 
 def press_ctrl_c() -> str:
@@ -175,7 +131,7 @@ class TestGenerate:
         [
             (["--model", "/no/such/model.gguf", "hello"], "/no/such/model.gguf"),
             (["--temperature", "-1", "hello"], "temperature"),
-            (["--max-model-len", "nonsense", "hello"], "max_model_len"),
+            (["--max-model-len", "nonsense", "hello"], "--max-model-len must be"),
         ],
     )
     def test_wrong_argument_is_one_line_that_names_it(
@@ -196,10 +152,10 @@ class TestGenerate:
         assert capsys.readouterr().err.startswith("corespan: error: ")
 
     def test_ctrl_c_ends_with_its_own_status(self, tiny_llama_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        def interrupted(*arguments: object) -> None:
+        def interrupted(*arguments: object, **keywords: object) -> None:
             raise KeyboardInterrupt
 
-        monkeypatch.setattr("corespan.server.streaming.stream_text", interrupted)
+        monkeypatch.setattr("corespan.server.generate.stream_text", interrupted)
 
         assert self.generate(tiny_llama_dir, "hello") == 130
 
