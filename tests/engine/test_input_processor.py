@@ -6,12 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from text_pipeline import VOCAB_SIZE, make_config
 from tiny_llama import EOS_TOKEN_ID, write_tokenizer
 
 from corespan.engine.input_processor import InputProcessor
-from corespan.engine.tokenizer import Tokenizer, load_tokenizer
+from corespan.engine.tokenizer import Tokenizer, get_tokenizer, load_tokenizer
 from corespan.protocol.errors import VLLMValidationError
 from corespan.protocol.params import SamplingParams
 from corespan.protocol.requests import EngineCoreRequest
@@ -78,17 +79,17 @@ def test_every_end_token_of_the_model_stops_or_is_ignored(tokenizer: Tokenizer) 
     assert params.all_stop_token_ids == {EOS_TOKEN_ID, 9} and ignoring.all_stop_token_ids == {EOS_TOKEN_ID, 9, 11}
 
 
-def test_an_end_token_that_the_model_has_no_row_for_ends_nothing(tmp_path: Path) -> None:
+def test_a_token_that_the_model_has_no_row_for_is_refused_as_its_end_and_in_prompts(tmp_path: Path) -> None:
     write_tokenizer(tmp_path)
     config = tmp_path / "tokenizer_config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"eos_token": "<|eot|>"}))
     tokenizer = load_tokenizer(str(tmp_path))
     assert tokenizer.eos_token_id == VOCAB_SIZE  # as transformers has it
-    processor = InputProcessor(make_config(), tokenizer)
-    params = processor.process_inputs("r", "Once", SamplingParams())[0].sampling_params
-    assert params.eos_token_id is None and not params.all_stop_token_ids
+    model_config = msgspec.structs.replace(make_config().model_config, tokenizer=str(tmp_path))
+    with pytest.raises(ValueError, match=f"the tokenizer's eos_token_id must be .* got {VOCAB_SIZE}"):
+        get_tokenizer(model_config)
     with pytest.raises(ValueError, match=f"token id {VOCAB_SIZE}; this model's ids are"):
-        processor.process_inputs("r", "Once <|eot|>", SamplingParams())
+        InputProcessor(make_config(), tokenizer).process_inputs("r", "Once <|eot|>", SamplingParams())
 
 
 def test_without_a_generation_config_the_models_config_names_the_end_token() -> None:
