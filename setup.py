@@ -3,15 +3,23 @@
 Everything else about the distribution is in pyproject.toml.
 """
 
+import os
 import runpy
 from pathlib import Path
 
 from setuptools import Extension, find_packages, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 
 ROOMS = ("protocol", "client", "core", "engine", "vllm", "server")
 KERNELS = Path("core/kernels")
+FROM_SDIST = Path("PKG-INFO").exists()
+WITHOUT_KERNELS = os.environ.get("CORESPAN_NO_KERNELS") == "1"
+REMEDY = """
+The native kernels do not compile. Install a C++17 compiler (apt-get install g++) or, to do without them, slower:
+    CORESPAN_NO_KERNELS=1 pip install --no-cache-dir ...
+"""
 source_hash = runpy.run_path(str(KERNELS / "source_hash.py"))["source_hash"]
 
 
@@ -29,11 +37,28 @@ class BuildExt(build_ext):
     def get_ext_filename(self, fullname):
         return str(Path(*fullname.split("."))) + ".so"
 
+    def run(self):
+        try:
+            super().run()
+        except Exception as error:
+            raise SystemExit(f"{error}\n{REMEDY}") from error
+
+
+class BdistWheel(bdist_wheel):
+    """One wheel a platform for every Python: nothing in it is tied to a version."""
+
+    def get_tag(self):
+        return "py3", "none", super().get_tag()[2]
+
 
 def native_extensions():
-    """The kernels: plain C++17 on raw pointers. A failed compile is a warning; the torch reference then serves."""
+    """The kernels: plain C++17 on raw pointers.
+
+    In a checkout a failed compile is a warning, and the torch reference serves. Out of an sdist it is an error: pip
+    keeps the wheel it builds of one, and would install that again, without kernels, when there is a compiler.
+    """
     sources = sorted(str(path) for path in KERNELS.rglob("*.cpp"))
-    if not sources:
+    if not sources or WITHOUT_KERNELS:
         return []
     return [
         Extension(
@@ -43,7 +68,7 @@ def native_extensions():
             define_macros=[("CORESPAN_SOURCE_HASH", str(source_hash(KERNELS / "csrc")))],
             extra_compile_args=["-std=c++17", "-O3", "-fwrapv", "-g0", "-fopenmp", "-fvisibility=hidden"],
             extra_link_args=["-fopenmp"],
-            optional=True,
+            optional=not FROM_SDIST,
         )
     ]
 
@@ -53,5 +78,5 @@ setup(
     packages=["corespan", *(f"corespan.{room}" for room in rooms)],
     package_dir={"corespan": "."},
     ext_modules=native_extensions(),
-    cmdclass={"build_ext": BuildExt, "build_py": BuildPy},
+    cmdclass={"bdist_wheel": BdistWheel, "build_ext": BuildExt, "build_py": BuildPy},
 )

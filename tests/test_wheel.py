@@ -46,6 +46,7 @@ def test_wheel_holds_exactly_the_rooms(wheel: Path, tree: Path) -> None:
 @pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
 def test_wheel_carries_the_native_kernels_where_there_is_a_compiler(wheel: Path) -> None:
     assert NATIVE in zipfile.ZipFile(wheel).namelist()
+    assert "-py3-none-linux_" in wheel.name  # tied to no Python version
 
 
 def test_wheel_carries_the_licence(wheel: Path) -> None:

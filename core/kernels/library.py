@@ -298,7 +298,10 @@ def _library() -> ctypes.CDLL:
 def _load() -> ctypes.CDLL | None:
     path = Path(__file__).with_name("_native.so")
     if not path.exists():
-        logger.warning("native kernels are not built: torch serves alone, slower")
+        logger.warning(
+            "native kernels are not built: torch serves alone, slower; with a C++17 compiler at hand (apt-get install "
+            "g++), run pip install --force-reinstall --no-deps --no-cache-dir on what corespan was installed from"
+        )
         return None
     try:
         library = ctypes.CDLL(str(path))
