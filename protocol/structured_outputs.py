@@ -37,7 +37,11 @@ class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, repr_omit_defa
         if len(given) != 1:
             reject("structured_outputs", given, f"exactly one of {', '.join(CONSTRAINTS)}")
         if self.json is not None and not (isinstance(self.json, (str, dict)) and is_encodable(self.json)):
-            reject("structured_outputs.json", self.json, "a JSON schema as text or as a dict of plain data")
+            reject(
+                "structured_outputs.json",
+                self.json,
+                "a JSON schema as text or as a dict of plain data, integers of 64 bits",
+            )
         for name in ("regex", "grammar", "structural_tag", "whitespace_pattern"):
             text = getattr(self, name)
             if not isinstance(text, str | None) or not is_encodable(text):

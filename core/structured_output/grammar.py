@@ -7,16 +7,18 @@ them; it honours whitespace settings and reports schema keywords that it cannot 
 needs no precompilation over the vocabulary, so a new schema costs milliseconds.
 """
 
+import copy
 import functools
 import json
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import llguidance
 import msgspec
+import numpy as np
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from ...protocol.errors import VLLMValidationError
@@ -33,6 +35,13 @@ MAX_RULES = 2000
 _REFERENCE = re.compile(r'"\$(?:ref|dynamicRef|recursiveRef)"\s*:\s*"([^"]*)"')
 _RULE = re.compile(r"^\s*[?!]?[\w.-]+[^:\n]*:", re.MULTILINE)
 
+_DATA = frozenset(("const", "enum", "default", "examples", "example"))
+"""Keywords of a JSON schema whose values are data: what looks like a schema in them is none."""
+_NAMED_SCHEMAS = frozenset(("properties", "patternProperties", "$defs", "definitions", "dependentSchemas"))
+"""Keywords whose values are schemas by name: no name among them is a keyword."""
+_NUMBERS = ("const", "enum", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+
+_MAX_ALTERNATIVES = 50_000  # that the parser follows at a time
 _DEEP_STACK_BYTES = 256 << 20  # address space; only what a compilation touches becomes memory
 _stack_size_lock = threading.Lock()
 
@@ -54,7 +63,8 @@ def grammar_text(params: StructuredOutputsParams, tokenizer: "llguidance.LLToken
             return llguidance.LLMatcher.grammar_from_regex(params.regex)
         if params.choice is not None:
             options = " | ".join(json.dumps(option) for option in params.choice)
-            return llguidance.LLMatcher.grammar_from_lark(f"start: {options}")
+            # One terminal, which becomes one automaton: the parser would follow alternatives of a rule one by one.
+            return llguidance.LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {options}")
         if params.structural_tag is not None:
             return _structural_tag_grammar(params, tokenizer)
         text = params.grammar or ""
@@ -75,13 +85,29 @@ def check_grammar(params: StructuredOutputsParams) -> None:
 def _check_encoded(encoded_params: bytes) -> None:
     params = msgspec.msgpack.decode(encoded_params, type=StructuredOutputsParams)
     grammar = grammar_text(params)
-    is_error, messages = with_deep_stack(lambda: llguidance.LLMatcher.validate_grammar_with_warnings(grammar))
-    if is_error:
-        raise _refusal(params, messages[0])
-    matcher = with_deep_stack(lambda: llguidance.LLMatcher(_byte_tokenizer(), grammar, log_level=0))
-    matcher.compute_bitmask()
+    matcher = compiled(grammar, _byte_tokenizer())
+    if matcher.is_error():
+        raise _refusal(params, matcher.get_error())
+    bitmask = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
     if matcher.is_error():
         raise _refusal(params, "no text satisfies it")
+    for byte in np.flatnonzero(np.unpackbits(bitmask, bitorder="little")).tolist():
+        _check_beginning(params, matcher.deep_copy(), byte)
+
+
+def _check_beginning(params: StructuredOutputsParams, matcher: llguidance.LLMatcher, byte: int) -> None:
+    """Raise VLLMValidationError where the parser meets one of its limits right behind an answer's first byte: too many
+    alternatives at once."""
+    if matcher.consume_token(byte) and byte != _EOS:
+        matcher.compute_bitmask()
+    if matcher.is_error():
+        raise _refusal(params, matcher.get_error())
+
+
+def compiled(grammar: str, tokenizer: llguidance.LLTokenizer) -> llguidance.LLMatcher:
+    """`is_error` of the result tells whether that failed."""
+    limits = llguidance.LLParserLimits(max_items_in_row=_MAX_ALTERNATIVES)
+    return with_deep_stack(lambda: llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=limits))
 
 
 def with_deep_stack(compile_grammar: Callable[[], T]) -> T:
@@ -121,8 +147,7 @@ def _json_grammar(params: StructuredOutputsParams) -> str:
     schema: Any = {"type": "object"} if params.json is None else params.json
     if isinstance(schema, str):
         schema = json.loads(schema)
-    if params.disable_additional_properties:
-        schema = _closed(schema)
+    schema = _prepared(schema, params)
     overrides = _whitespace_options(params) or None
     return llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema, allow_nan=False), overrides=overrides)
 
@@ -161,7 +186,7 @@ def _structural_tag_grammar(params: StructuredOutputsParams, tokenizer: "llguida
 
 
 def _structure_rule(structure: _Structure, triggers: list[str], params: StructuredOutputsParams) -> str:
-    schema = _closed(structure.schema) if params.disable_additional_properties else structure.schema
+    schema = _prepared(structure.schema, params)
     if isinstance(schema, dict):
         schema = {**schema, "x-guidance": _whitespace_options(params)}
     for number, trigger in enumerate(triggers):
@@ -182,16 +207,46 @@ def _literal(text: str) -> str:
     return json.dumps(text) if text else ""
 
 
-def _closed(schema: Any) -> Any:
-    """A copy of the schema in which objects have no properties but those it names."""
-    if isinstance(schema, list):
-        return [_closed(item) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
-    closed = {key: _closed(value) for key, value in schema.items()}
-    if isinstance(schema.get("properties"), dict) and "additionalProperties" not in schema:
-        closed["additionalProperties"] = False
-    return closed
+def _prepared(schema: Any, params: StructuredOutputsParams) -> Any:
+    """The schema as it is compiled. Raises ValueError for numbers that would be taken for others."""
+    if params.disable_additional_properties:
+        schema = copy.deepcopy(schema)
+    for part in list(_schemas_in(schema)):
+        for keyword in _NUMBERS:
+            if keyword in part:
+                _check_numbers(keyword, part[keyword])
+        if params.disable_additional_properties and isinstance(part.get("properties"), dict):
+            part.setdefault("additionalProperties", False)
+    return schema
+
+
+def _schemas_in(value: Any) -> Iterator[dict[str, Any]]:
+    """The value, where it is a schema, and all schemas within it."""
+    if isinstance(value, list):
+        for item in value:
+            yield from _schemas_in(item)
+    elif isinstance(value, dict):
+        yield value
+        for keyword, part in value.items():
+            if keyword in _NAMED_SCHEMAS and isinstance(part, dict):
+                yield from _schemas_in(list(part.values()))
+            elif keyword not in _DATA:
+                yield from _schemas_in(part)
+
+
+def _check_numbers(keyword: str, value: Any) -> None:
+    """Raise ValueError for an integer that llguidance, which computes with doubles, would take for another, and for
+    bounds from 2**63 on, which it cuts down."""
+    if isinstance(value, list):
+        for item in value:
+            _check_numbers(keyword, item)
+    elif isinstance(value, dict):
+        _check_numbers(keyword, list(value.values()))
+    elif isinstance(value, int) or (isinstance(value, float) and keyword not in _DATA):
+        if abs(value) >= 2**63 or (isinstance(value, int) and int(float(value)) != value):
+            raise ValueError(
+                f"{keyword} has {value}, only numbers within 2**63 that a double holds exactly are supported"
+            )
 
 
 def _refusal(params: StructuredOutputsParams, reason: str) -> VLLMValidationError:

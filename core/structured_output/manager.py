@@ -22,7 +22,7 @@ import numpy as np
 from ...protocol.config import ModelConfig, VllmConfig
 from ...protocol.structured_outputs import StructuredOutputsParams
 from ..scheduler.request import Request
-from .grammar import grammar_text, with_deep_stack
+from .grammar import compiled, grammar_text
 
 logger = logging.getLogger(__name__)
 
@@ -116,7 +116,7 @@ def _compile(params: StructuredOutputsParams, tokenizer: "Future[llguidance.LLTo
     """Raises ValueError when the grammar cannot be compiled."""
     compiled_for = tokenizer.result()
     grammar = grammar_text(params, compiled_for)
-    matcher = with_deep_stack(lambda: llguidance.LLMatcher(compiled_for, grammar, log_level=0))
+    matcher = compiled(grammar, compiled_for)
     if matcher.is_error():
         raise ValueError(f"the grammar of the structured output cannot be compiled: {matcher.get_error()}")
     return matcher

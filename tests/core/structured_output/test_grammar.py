@@ -191,3 +191,75 @@ def test_the_check_loads_no_torch() -> None:
         "assert 'torch' not in sys.modules and 'transformers' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def accepts(text: str, **fields: Any) -> bool:
+    """Whether `text` is an answer that meets the constraint, token by token of one byte each."""
+    params = StructuredOutputsParams(**fields)
+    check_grammar(params)
+    matcher = grammar.compiled(grammar_text(params), grammar._byte_tokenizer())
+    return matcher.consume_tokens(list(text.encode())) and matcher.is_accepting()
+
+
+def test_a_choice_of_thousands_holds_to_the_last_byte() -> None:
+    options = [f"option {number} of\n{'many' if number % 2 else 'a few'}" for number in range(5000)]
+    for option in (options[0], options[1999], options[-1]):
+        assert accepts(option, choice=options)
+    assert not accepts(options[-1] + "!", choice=options)
+    assert not accepts("option 5000 of\na few", choice=options)
+
+
+def test_alternatives_by_the_thousand_hold_in_a_grammar_too() -> None:
+    rules = " | ".join(f'"option {number} " NUMBER' for number in range(2500))
+    assert accepts("option 2499 7", grammar=f"start: {rules}\nNUMBER: /[0-9]/")
+
+
+def test_more_alternatives_than_the_parser_follows_are_refused_at_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar, "_MAX_ALTERNATIVES", 200)
+    rules = " | ".join(f'"choice {number} " NUMBER' for number in range(300))
+    with pytest.raises(VLLMValidationError, match="items; max is 200"):
+        check_grammar(StructuredOutputsParams(grammar=f"start: {rules}\nNUMBER: /[0-9]/"))
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"const": 2**63},
+        {"const": -(2**63) + 1},
+        {"const": 2**53 + 1},
+        {"const": {"a": [-(2**63) - 1]}},
+        {"enum": [1, 2**64]},
+        {"type": "integer", "maximum": 2**70},
+        {"type": "integer", "maximum": 1e20},
+        {"properties": {"default": {"type": "integer", "exclusiveMinimum": -(2**64)}}},
+    ],
+)
+def test_numbers_that_would_become_others_are_refused_where_they_bind(schema: dict[str, Any]) -> None:
+    for fields in ({"json": json.dumps(schema)}, {"structural_tag": structural_tag([("<f", schema, "")])}):
+        with pytest.raises(VLLMValidationError, match=r"only numbers within 2\*\*63 that a double holds"):
+            check_grammar(StructuredOutputsParams(**fields))
+
+
+def test_large_numbers_and_numbers_that_bind_nothing_are_taken() -> None:
+    for number in (2**53, 2**63 - 1024, 1024 - 2**63):
+        assert accepts(str(number), json={"enum": [7, number]})
+    assert accepts("7", json=json.dumps({"type": "integer", "default": 2**64, "examples": [2**65]}))
+
+
+DATA_LIKE_A_SCHEMA = {"properties": {"a": 1}}
+
+
+@pytest.mark.parametrize("schema", [{"const": DATA_LIKE_A_SCHEMA}, {"enum": [DATA_LIKE_A_SCHEMA]}])
+def test_closing_objects_leaves_data_as_it_is(schema: dict[str, Any]) -> None:
+    text = json.dumps(DATA_LIKE_A_SCHEMA)
+    assert accepts(text, json=schema, disable_additional_properties=True)
+
+
+def test_closing_objects_closes_those_whose_names_are_keywords_and_adds_no_property() -> None:
+    inner = {"type": "object", "properties": {"x": {"type": "null"}}}
+    schema = {"type": "object", "properties": {"const": inner, "properties": inner}, "default": DATA_LIKE_A_SCHEMA}
+    for name in ("const", "properties"):
+        assert accepts(json.dumps({name: {"x": None}}), json=schema, disable_additional_properties=True)
+        assert not accepts(json.dumps({name: {"y": None}}), json=schema, disable_additional_properties=True)
+    assert not accepts('{"additionalProperties": false}', json=schema, disable_additional_properties=True)
+    assert schema["default"] == {"properties": {"a": 1}}, "the caller's schema stays as it is"
