@@ -1,5 +1,6 @@
 """How many cores this process may use. The launcher tells the core's process; the in-process client tells torch."""
 
+import math
 import os
 import sys
 from collections.abc import Iterator
@@ -11,9 +12,10 @@ _NODES = Path("/sys/devices/system/node")
 
 
 def available_cores() -> int:
-    """Its affinity, cut down to the least CPU quota of its control group and those around it."""
+    """Its affinity, cut down to the least CPU quota of its control group and those around it. Rounded down: threads
+    beyond a quota only spend it on waiting for each other, until all of them are stopped."""
     cores = len(os.sched_getaffinity(0))
-    return max(1, min([cores, *(round(quota) for quota in _quotas())]))
+    return max(1, min([cores, *(math.floor(quota) for quota in _quotas())]))
 
 
 def limit_torch_threads() -> None:

@@ -43,6 +43,7 @@ M = TypeVar("M")
 
 PROGRESS_INTERVAL = 10.0  # seconds between two lines of log while a core starts
 SHORTEST_WAIT = 0.001  # seconds; to a socket, 0 means something else
+_SPINS_BETWEEN_STEPS = "10000"  # of OpenMP's threads, a few 100 us; then they leave the cores to others
 EXIT_GRACE = 5.0  # seconds an idle core has to leave before it is killed
 MAX_IPC_PATH_BYTES = 100  # of the 107 the system has, less a file name's
 STACKS_FILE = "core.stacks"
@@ -220,6 +221,8 @@ def _core_environment() -> dict[str, str]:
     places = thread_places()
     if places is not None and _THREAD_PLACING.isdisjoint(environment):
         environment |= {"OMP_PLACES": places, "OMP_PROC_BIND": "close"}
+    if "OMP_WAIT_POLICY" not in environment:
+        environment.setdefault("GOMP_SPINCOUNT", _SPINS_BETWEEN_STEPS)
     return environment
 
 

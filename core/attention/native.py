@@ -10,8 +10,6 @@ from .interface import AttentionBackend, AttentionMetadata
 _BLOCK = 16
 _MAX_HEAD_DIM = 512
 _MAX_GROUP = 48
-_PARTIALS_FLOATS = 1 << 21
-"""Room for the pieces of contexts that are split over threads; a step that needs more is not split."""
 
 
 class NativeAttentionBackend(AttentionBackend):
@@ -31,7 +29,6 @@ class NativeAttentionBackend(AttentionBackend):
         sliding_window: int | None = None,
     ) -> None:
         super().__init__(num_heads, num_kv_heads, head_dim, scale, block_size, dtype, sliding_window)
-        self._partials = torch.empty(_PARTIALS_FLOATS)
         self._metadata: AttentionMetadata | None = None
         self._step = library.Step()
         self._num_tokens = library.Int()
@@ -91,8 +88,6 @@ class NativeAttentionBackend(AttentionBackend):
             head_dim=self.head_dim,
             scale=self.scale,
             window=self.sliding_window or 0,
-            partials=self._partials.data_ptr(),
-            partials_size=self._partials.numel(),
             dtype=dtype,
         )
         library.run(write, attend)

@@ -159,8 +159,6 @@ class Attention(Operation):
         ("head_dim", Int),
         ("scale", Double),
         ("window", Int),
-        ("partials", Pointer),
-        ("partials_size", Int),
         ("dtype", Int),
     ]
 
@@ -185,6 +183,7 @@ class Draw(Operation):
         ("token_ids", Pointer),
         ("largest", Pointer),
         ("processed", Pointer),
+        ("allowed", Pointer),
     ]
 
 
@@ -231,6 +230,22 @@ class Place(Operation):
 
     kind = 12
     _fields_ = [("format", Int), ("out", Pointer), ("n", Int), ("k", Int)]
+
+
+class Penalties(Operation):
+    kind = 13
+    _fields_ = [
+        ("rows", Pointer),
+        ("logits", Pointer),
+        ("stride", Int),
+        ("lines", Pointer),
+        ("sizes", Pointer),
+        ("ids", Pointer),
+        ("generated", Pointer),
+        ("repetition", Pointer),
+        ("frequency", Pointer),
+        ("presence", Pointer),
+    ]
 
 
 class _Entry(ctypes.Structure):

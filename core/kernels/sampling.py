@@ -1,4 +1,4 @@
-"""Drawing tokens and taking log-probabilities with the native kernels. `core/sampling` has the same in torch."""
+"""Drawing tokens, penalties and log-probabilities with the native kernels. `core/sampling` has the same in torch."""
 
 import ctypes
 from dataclasses import dataclass
@@ -27,6 +27,22 @@ class DrawParams:
     recorded: "Draw | None" = None
 
 
+@dataclass(slots=True)
+class Allowed:
+    """The tokens that some lines of logits may have. lines: [m] int64, ascending; bitmask: [m, ceil(vocab / 32)] int32,
+    bit set = allowed."""
+
+    lines: np.ndarray
+    bitmask: np.ndarray
+
+    def addresses(self, num_lines: int) -> np.ndarray:
+        """[num_lines] uint64: where each line's bits lie, 0 for one that may have all."""
+        addresses = np.zeros(num_lines, dtype=np.uint64)
+        places = np.arange(len(self.lines), dtype=np.uint64) * self.bitmask.strides[0]
+        addresses[self.lines] = places + self.bitmask.ctypes.data
+        return addresses
+
+
 class Draw:
     """One token for each row of logits, and the row's largest logit. Reads its arrays anew each time.
 
@@ -34,12 +50,19 @@ class Draw:
     whose largest logit is not finite is not drawn from: its token is that entry's.
     """
 
-    def __init__(self, logits: torch.Tensor, params: DrawParams, processed: torch.Tensor | None = None) -> None:
+    def __init__(
+        self,
+        logits: torch.Tensor,
+        params: DrawParams,
+        processed: torch.Tensor | None = None,
+        allowed: Allowed | None = None,
+    ) -> None:
         """The logits are not kept alive: they must be at `logits_at` at each run."""
         self.logits_at = logits.data_ptr()
         self._token_ids = np.empty(logits.shape[0], dtype=np.int64)
         self._largest = np.empty(logits.shape[0], dtype=np.float32)
         rows = library.Int(logits.shape[0])
+        bits = None if allowed is None else allowed.addresses(logits.shape[0])
         operation = library.Draw(
             rows=ctypes.addressof(rows),
             logits=self.logits_at,
@@ -53,14 +76,41 @@ class Draw:
             token_ids=self._token_ids.ctypes.data,
             largest=self._largest.ctypes.data,
             processed=None if processed is None else processed.data_ptr(),
+            allowed=None if bits is None else bits.ctypes.data,
         )
         arrays = params.temperature, params.min_p, params.top_k, params.top_p, params.uniforms
-        self._recording = library.Recording([operation], (rows, arrays, processed))
+        self._recording = library.Recording([operation], (rows, arrays, processed, bits, allowed))
 
     def run(self) -> tuple[np.ndarray, np.ndarray]:
         """[n] int64, [n] float32; overwritten by the next run."""
         self._recording.run()
         return self._token_ids, self._largest
+
+
+def penalise(
+    logits: torch.Tensor, lines: np.ndarray, seen: list[tuple[np.ndarray, np.ndarray]], settings: np.ndarray
+) -> None:
+    """Penalise in place. logits: [n, vocab] float32; lines: [m] int64, those penalised; `seen`: for each of them its
+    distinct token ids, int64, and how often each was generated, float32; settings: [3, m] float32: repetition,
+    frequency and presence penalty."""
+    rows = library.Int(len(lines))
+    sizes = np.array([len(ids) for ids, _ in seen], dtype=np.int64)
+    ids = np.array([ids.ctypes.data for ids, _ in seen], dtype=np.uint64)
+    generated = np.array([counts.ctypes.data for _, counts in seen], dtype=np.uint64)
+    library.run(
+        library.Penalties(
+            rows=ctypes.addressof(rows),
+            logits=logits.data_ptr(),
+            stride=logits.stride(0),
+            lines=lines.ctypes.data,
+            sizes=sizes.ctypes.data,
+            ids=ids.ctypes.data,
+            generated=generated.ctypes.data,
+            repetition=settings[0].ctypes.data,
+            frequency=settings[1].ctypes.data,
+            presence=settings[2].ctypes.data,
+        )
+    )
 
 
 def logprobs(

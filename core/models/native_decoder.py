@@ -30,7 +30,6 @@ _WITHOUT_KERNELS = {
     "gguf": "weights that no kernel reads in the file's own bits are held in the engine's dtype instead",
 }
 _FIRST_CAPACITY = 64
-_PARTIALS_FLOATS = 1 << 21
 
 
 def load_decoder(
@@ -184,7 +183,6 @@ class NativeDecoder(Decoder):
             size=config.hidden_size,
             dtype=library.dtype_code(self.dtype),
         )
-        self._partials = torch.empty(_PARTIALS_FLOATS)
 
     _num_positions = 0  # that `_cos_sin` has
 
@@ -317,8 +315,6 @@ class NativeDecoder(Decoder):
             head_dim=config.head_dim,
             scale=layer.attention.scale,
             window=layer.attention.sliding_window or 0,
-            partials=self._partials.data_ptr(),
-            partials_size=self._partials.numel(),
             dtype=library.dtype_code(self.dtype),
         )
 

@@ -9,23 +9,37 @@ import numpy as np
 import torch
 
 from ..kernels import sampling as native
-from ..kernels.sampling import DrawParams
+from ..kernels.sampling import Allowed, DrawParams
 from . import torch_draw
 
 
 def draw(
-    logits: torch.Tensor, params: DrawParams, processed: torch.Tensor | None = None
+    logits: torch.Tensor,
+    params: DrawParams,
+    processed: torch.Tensor | None = None,
+    allowed: Allowed | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """The tokens, [n] int64, which the next draw with these parameters may overwrite, and each row's largest logit, [n]
     float32. A row whose largest logit is not finite is not drawn from; ignore its token.
 
     logits: [n, vocab] float32. processed: [n, vocab] float32, takes the logits over temperature that the tokens were
-    drawn from, -inf where not kept; greedy rows as they were.
+    drawn from, -inf where not kept; greedy rows as they were, but for what is not allowed. The logits stay as they are.
     """
     recorded = params.recorded
-    if recorded is None or recorded.logits_at != logits.data_ptr() or processed is not None:
+    lasts = processed is None and allowed is None
+    if recorded is None or recorded.logits_at != logits.data_ptr() or not lasts:
         if not native.supports(logits):
-            return torch_draw.draw(logits, params, processed)
-        recorded = native.Draw(logits, params, processed)
-        params.recorded = recorded if processed is None else None
+            return torch_draw.draw(logits if allowed is None else mask(logits, allowed), params, processed)
+        recorded = native.Draw(logits, params, processed, allowed)
+        params.recorded = recorded if lasts else None
     return recorded.run()
+
+
+def mask(logits: torch.Tensor, allowed: Allowed) -> torch.Tensor:
+    """A copy of the logits, [n, vocab], with -inf where a token is not allowed: the reference of what the native draw
+    does on its way."""
+    bits = np.unpackbits(allowed.bitmask.view(np.uint8), axis=1, count=logits.shape[1], bitorder="little")
+    masked = logits.clone()
+    lines = torch.from_numpy(allowed.lines).to(logits.device)
+    masked[lines] = masked[lines].masked_fill_(torch.from_numpy(bits == 0).to(logits.device), -torch.inf)
+    return masked

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from ...protocol.params import SamplingParams
+from ..kernels import sampling as native
 
 _LARGEST = float(np.finfo(np.float32).max)
 _SMALLEST = float(np.finfo(np.float32).tiny)
@@ -58,13 +59,22 @@ def apply_penalties(logits: torch.Tensor, rows: list[int], counts: list[TokenCou
     A seen token's logit is divided by the repetition penalty if positive, else multiplied by it; then each generated
     token loses frequency * count + presence.
     """
-    lengths = [len(row.token_ids) for row in counts]
-    if not sum(lengths):
+    if not counts:
         return
+    settings = np.array([(row.repetition, row.frequency, row.presence) for row in counts], dtype=np.float32)
+    if native.supports(logits):
+        seen = [(row.token_ids, row.counts) for row in counts]
+        native.penalise(logits, np.array(rows, dtype=np.int64), seen, np.ascontiguousarray(settings.T))
+    else:
+        torch_penalties(logits, rows, counts, settings)
+
+
+def torch_penalties(logits: torch.Tensor, rows: list[int], counts: list[TokenCounts], settings: np.ndarray) -> None:
+    """As `kernels.sampling.penalise`: the reference, and what serves without the kernels or on another device."""
+    lengths = [len(row.token_ids) for row in counts]
     width = logits.shape[1]
     flat = np.concatenate([row.token_ids + at * width for at, row in zip(rows, counts, strict=True)])
     generated = np.concatenate([row.counts for row in counts])
-    settings = np.array([(row.repetition, row.frequency, row.presence) for row in counts], dtype=np.float32)
     repetition, frequency, presence = np.repeat(settings, lengths, axis=0).T
     index = torch.from_numpy(flat).to(logits.device)
     values = logits.view(-1)[index]

@@ -14,8 +14,8 @@ import torch
 
 from ...protocol.outputs import LogprobsArrays
 from ...protocol.params import SamplingParams
-from ..kernels.sampling import DrawParams
-from .draw import draw
+from ..kernels.sampling import Allowed, DrawParams
+from .draw import draw, mask
 from .logits_processors.builtin import RowStateProcessor
 from .logits_processors.interface import LogitsProcessor
 from .logprobs import gather_logprobs, merge_rows
@@ -24,11 +24,6 @@ from .penalties import apply_penalties
 from .torch_draw import mask_below_min_p
 
 _USUAL_K = 256
-
-_MASK_OF_BYTE = np.where(
-    np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little") == 1, 0.0, -np.inf
-).astype(np.float32)
-"""[256, 8]: what to add to eight logits for a byte of a bitmask."""
 
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
 
@@ -93,10 +88,13 @@ class Sampler:
         processors = [p for p in batch.active_processors if not p.is_argmax_invariant()]
         work, raw = logits, None
         if wanted and self.report_raw:
-            unchanged = not (processors or batch.counts or grammar_rows is not None)
+            unchanged = not (processors or batch.counts)
             raw = work if unchanged and len(wanted) == len(rows) else work[wanted]
+        allowed = None
         if grammar_rows is not None and grammar_bitmask is not None and len(grammar_rows):
-            _apply_bitmask(work, grammar_rows, grammar_bitmask)
+            allowed = Allowed(grammar_rows, grammar_bitmask)
+        if allowed is not None and any(not isinstance(p, RowStateProcessor) for p in batch.active_processors):
+            work, allowed = mask(work, allowed), None  # users' processors see what the grammar leaves
         if processors:
             work = self._apply_processors(work, rows, processors)
         if batch.counts:
@@ -109,7 +107,7 @@ class Sampler:
         if invariant and params.temperature.any():
             work, offset, params = self._apply_to_scaled(work, rows, params, invariant)
         processed = torch.empty_like(work) if wanted and not self.report_raw else None
-        token_ids, largest = draw(work, params, processed)
+        token_ids, largest = draw(work, params, processed, allowed)
         output = SamplerOutput(token_ids, failed=_failures(largest))
         if wanted:
             if processed is not None:
@@ -186,12 +184,6 @@ class Sampler:
 
 def _has_usual_k(params: SamplingParams) -> bool:
     return params.logprob_token_ids is None and params.logprobs is not None and 0 <= params.logprobs <= _USUAL_K
-
-
-def _apply_bitmask(logits: torch.Tensor, lines: np.ndarray, bitmask: np.ndarray) -> None:
-    masks = _MASK_OF_BYTE[bitmask.view(np.uint8)].reshape(len(lines), -1)[:, : logits.shape[1]]
-    for line, mask in zip(lines.tolist(), torch.from_numpy(masks).to(logits.device), strict=True):
-        logits[line] += mask
 
 
 def _failures(largest: np.ndarray) -> dict[int, str]:

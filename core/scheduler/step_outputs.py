@@ -55,12 +55,13 @@ class StepOutputs:
 
 
 def row_of(logprobs: LogprobsArrays, row: int, num_logprobs: int) -> LogprobsArrays:
-    """One request's row, cut to the k it asked for; all columns for -1."""
+    """One request's row, cut to the k it asked for; all columns for -1. A copy: in process, the caller keeps it as long
+    as the request's output, and a view would keep the whole batch's arrays with it."""
     width = logprobs.token_ids.shape[1] if num_logprobs < 0 else num_logprobs + 1
     return LogprobsArrays(
-        logprobs.token_ids[row : row + 1, :width],
-        logprobs.logprobs[row : row + 1, :width],
-        logprobs.ranks[row : row + 1],
+        logprobs.token_ids[row : row + 1, :width].copy(),
+        logprobs.logprobs[row : row + 1, :width].copy(),
+        logprobs.ranks[row : row + 1].copy(),
     )
 
 

@@ -34,7 +34,7 @@ def test_without_control_groups_the_affinity_counts(groups: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("quota", "count"), [("max 100000", 8), ("200000 100000", 2), ("50000 100000", 1), ("250000 100000", 2),
+    ("quota", "count"), [("max 100000", 8), ("200000 100000", 2), ("50000 100000", 1), ("290000 100000", 2),
                          ("9900000 100000", 8)]
 )  # fmt: skip
 def test_a_quota_cuts_the_affinity_down(groups: Path, quota: str, count: int) -> None:

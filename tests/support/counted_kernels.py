@@ -105,7 +105,7 @@ def attention() -> None:
         ))  # fmt: skip
         out = buffer(2 * 2 * tokens * HEADS * HEAD_DIM)
         run(f"attend, {name}", library.Attention(
-            q=qkv, q_stride=width, out=out, out_stride=HEADS * HEAD_DIM, scale=0.125, partials=buffer(4),
+            q=qkv, q_stride=width, out=out, out_stride=HEADS * HEAD_DIM, scale=0.125,
             **shape, **caches,
         ))  # fmt: skip
 

@@ -148,9 +148,7 @@ struct AttentionArgs {
     int64_t num_kv_heads;
     int64_t head_dim;
     double scale;
-    int64_t window;   // 0: none
-    float* partials;  // room for split contexts
-    int64_t partials_size;
+    int64_t window;  // 0: none
     int64_t dtype;
 };
 
@@ -177,6 +175,7 @@ struct DrawArgs {
     int64_t* token_ids;         // [rows]
     float* largest;             // [rows], NaN where any logit is; a row without a finite largest is not drawn from
     float* processed;           // [rows, n] or null: the logits that were drawn from, -inf where not kept
+    const uint32_t* const* allowed;  // null, or [rows], of null or [n / 32 rounded up]: a bit for each entry, 0: it is -inf
 };
 
 // Log-probabilities of ids, and the rank of the first id of each row: how many entries are not below its own.
@@ -193,6 +192,21 @@ struct LogprobsArgs {
     int32_t* ranks;        // [rows]
 };
 
+// Penalises in place the entries that stand at a row's ids: a positive one is divided by the repetition penalty, another
+// multiplied; then each that was generated loses frequency * count + presence.
+struct PenaltiesArgs {
+    const int64_t* rows;
+    float* logits;  // [any number, stride]
+    int64_t stride;
+    const int64_t* lines;           // [rows], of the logits
+    const int64_t* sizes;           // [rows]
+    const int64_t* const* ids;      // [rows], of [size], distinct
+    const float* const* generated;  // [rows], of [size]: how often; 0: in the prompt only
+    const float* repetition;        // [rows]
+    const float* frequency;
+    const float* presence;
+};
+
 // The next `operations` operations work row by row, on the same number of rows each. Where there are many, a thread takes
 // a block of rows through all of them, finding what one leaves in its own cache for the next.
 struct RowBlocksArgs {
@@ -200,7 +214,7 @@ struct RowBlocksArgs {
     int64_t operations;
 };
 
-enum Kind : int64_t { EMBED, RMS_NORM, GEMM, PACK, ROTARY, WRITE_KV, ATTENTION, SILU_MUL_OP, DRAW, QUANTIZE, LOGPROBS, ROW_BLOCKS, PLACE };
+enum Kind : int64_t { EMBED, RMS_NORM, GEMM, PACK, ROTARY, WRITE_KV, ATTENTION, SILU_MUL_OP, DRAW, QUANTIZE, LOGPROBS, ROW_BLOCKS, PLACE, PENALTIES };
 
 struct Op {
     int64_t kind;

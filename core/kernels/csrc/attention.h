@@ -11,6 +11,7 @@ constexpr int MAX_HEAD_DIM = 512;
 constexpr int PARTITION = 512;
 constexpr int AHEAD = 6;  // blocks to fetch ahead where a context's blocks lie scattered, which hides them from the hardware
 constexpr int PARTITION_BLOCKS = PARTITION / BLOCK;
+constexpr int64_t MAX_ROOM = 1 << 24;  // floats for split contexts: a million tokens of 8 kv heads and head_dim 128
 constexpr int MAX_ROWS = 48;  // query rows that share one reading of a partition: tokens x heads of one kv head
 #if defined(ISA_AVX512BF16) || defined(ISA_AVX512)
 constexpr int ROW_GROUP = 6;
@@ -29,18 +30,20 @@ struct Tile {
     int64_t first_position;       // of first_token, in the sequence
     int64_t first_part, end_part;  // partitions that any of its rows attends to
     int64_t first_piece;           // of all tiles' partitions counted through, its first
+    int64_t room_before;           // floats that earlier tiles' partials take for one kv head
 };
 
 // What a tile's rows have of the context so far: each row's largest score (in powers of two), its sum of weights, and
 // its unnormalised weighted sum of V. It lies in one stretch of floats.
 struct Partial {
-    float* const max;   // [MAX_ROWS], -inf where nothing was attended to
-    float* const sum;   // [MAX_ROWS]
-    float* const out;   // [MAX_ROWS, head_dim]
+    float* const max;  // [rows, up to whole vectors], -inf where nothing was attended to
+    float* const sum;  // likewise
+    float* const out;  // [rows, head_dim]
 
-    explicit Partial(float* at) : max(at), sum(at + MAX_ROWS), out(at + 2 * MAX_ROWS) {}
+    Partial(float* at, int64_t rows) : max(at), sum(at + padded(rows)), out(at + 2 * padded(rows)) {}
 
-    static int64_t size(int64_t head_dim) { return MAX_ROWS * (head_dim + 2); }
+    static int64_t size(int64_t rows, int64_t head_dim) { return 2 * padded(rows) + rows * head_dim; }
+    static int64_t padded(int64_t rows) { return (rows + 15) / 16 * 16; }
 };
 
 template <class T>
@@ -263,47 +266,57 @@ struct Attention {
     // Cuts the step's tokens into tiles, the same list in every thread; returns how many partitions they have in all.
     int64_t cut(Array<Tile>& tiles) const {
         const int64_t tile_tokens = larger<int64_t>(1, MAX_ROWS / group);
-        int64_t pieces = 0;
+        int64_t pieces = 0, room = 0;
         for (int64_t req = 0; req < step.num_reqs; req++) {
             const int64_t begin = step.query_start_loc[req], end = step.query_start_loc[req + 1];
             for (int64_t token = begin; token < end; token += tile_tokens) {
                 const int64_t tokens = smaller(tile_tokens, end - token), position = step.seq_lens[req] - (end - token);
                 const int64_t low = a.window ? larger<int64_t>(0, position - a.window + 1) : 0;
                 const int64_t first_part = low / PARTITION, end_part = (position + tokens - 1) / PARTITION + 1;
-                tiles.append({req, token, tokens, position, first_part, end_part, pieces});
+                tiles.append({req, token, tokens, position, first_part, end_part, pieces, room});
+                room += (end_part - first_part) * Partial::size(tokens * group, a.head_dim);
                 pieces += end_part - first_part;
             }
         }
         return pieces;
     }
 
+    int64_t room_to_split(const Array<Tile>& tiles) const {
+        const Tile& last = tiles.data[tiles.size - 1];
+        const int64_t room = (last.end_part - last.first_part) * Partial::size(last.tokens * group, a.head_dim);
+        return (last.room_before + room) * a.num_kv_heads;
+    }
+
     // With fewer tiles than would keep every thread busy, partitions are shared out instead and merged afterwards.
     void attend_split(Team& team, const Array<Tile>& tiles, int64_t pieces) const {
-        auto partial = [&](int64_t piece, int64_t kv_head) {
-            return Partial(a.partials + (piece * a.num_kv_heads + kv_head) * Partial::size(a.head_dim));
+        float* const floats = team.room(room_to_split(tiles));
+        auto partial = [&](const Tile& tile, int64_t part, int64_t kv_head) {
+            const int64_t rows = tile.tokens * group, place = (part - tile.first_part) * a.num_kv_heads + kv_head;
+            return Partial(floats + tile.room_before * a.num_kv_heads + place * Partial::size(rows, a.head_dim), rows);
         };
         team.share(pieces * a.num_kv_heads, [&](int64_t item) {
             const int64_t piece = item / a.num_kv_heads, kv_head = item % a.num_kv_heads;
             const Tile* tile = tiles.data;
             while (piece - tile->first_piece >= tile->end_part - tile->first_part) tile++;
-            attend_partition(*tile, kv_head, tile->first_part + piece - tile->first_piece, partial(piece, kv_head));
+            const int64_t part = tile->first_part + piece - tile->first_piece;
+            attend_partition(*tile, kv_head, part, partial(*tile, part, kv_head));
         });
         team.sync();
         team.share(tiles.size * a.num_kv_heads, [&](int64_t item) {
             const Tile& tile = tiles.data[item / a.num_kv_heads];
             const int64_t kv_head = item % a.num_kv_heads;
-            const Partial result = partial(tile.first_piece, kv_head);
+            const Partial result = partial(tile, tile.first_part, kv_head);
             for (int64_t part = tile.first_part + 1; part < tile.end_part; part++)
-                merge(tile.tokens * group, result, partial(tile.first_piece + part - tile.first_part, kv_head));
+                merge(tile.tokens * group, result, partial(tile, part, kv_head));
             finish(tile, kv_head, result);
         });
     }
 
     void attend_tile(const Tile& tile, int64_t kv_head) const {
         static thread_local Array<float> buffer;
-        const int64_t size = Partial::size(a.head_dim);
+        const int64_t rows = tile.tokens * group, size = Partial::size(rows, a.head_dim);
         float* at = buffer.at_least(2 * size);
-        const Partial result(at), next(at + size);
+        const Partial result(at, rows), next(at + size, rows);
         attend_partition(tile, kv_head, tile.first_part, result);
         for (int64_t part = tile.first_part + 1; part < tile.end_part; part++) {
             attend_partition(tile, kv_head, part, next);
@@ -317,8 +330,7 @@ struct Attention {
         tiles.size = 0;
         const int64_t pieces = cut(tiles), count = tiles.size * a.num_kv_heads;
         const bool few = team.size > 1 && count < 4 * team.size && pieces > tiles.size;
-        const int64_t room = pieces * a.num_kv_heads * Partial::size(a.head_dim);
-        if (few && room <= a.partials_size) return attend_split(team, tiles, pieces);
+        if (few && room_to_split(tiles) <= MAX_ROOM) return attend_split(team, tiles, pieces);
         team.share(count, [&](int64_t item) { attend_tile(tiles.data[item / a.num_kv_heads], item % a.num_kv_heads); });
     }
 };

@@ -46,6 +46,7 @@ extern "C" __attribute__((visibility("default"))) int64_t corespan_args_size(int
         case DRAW: return sizeof(DrawArgs);
         case QUANTIZE: return sizeof(QuantizeArgs);
         case LOGPROBS: return sizeof(LogprobsArgs);
+        case PENALTIES: return sizeof(PenaltiesArgs);
         case ROW_BLOCKS: return sizeof(RowBlocksArgs);
         case PLACE: return sizeof(PlaceArgs);
         default: return 0;

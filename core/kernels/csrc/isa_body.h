@@ -42,6 +42,7 @@ static void execute(const Op& op, Team& team) {
         case DRAW: return draw(*(const DrawArgs*)op.args, team);
         case QUANTIZE: return quantize(*(const QuantizeArgs*)op.args, team);
         case LOGPROBS: return logprobs(*(const LogprobsArgs*)op.args, team);
+        case PENALTIES: return penalties(*(const PenaltiesArgs*)op.args, team);
     }
 }
 
@@ -60,7 +61,9 @@ static void run_row_blocks(const Op* ops, const RowBlocksArgs& a, Team& team) {
 static Bytes weights_of_product(const Op& op, const Team& team) { BY_FORMAT(first_weights, GemmArgs) }
 
 void run(const Op* ops, int64_t count, int threads) {
+    static thread_local Room room;  // outlives the run: its memory is in place in the next
     TeamState state;
+    state.room = &room;
 #pragma omp parallel num_threads(threads)
     {
         Team team(state, omp_get_thread_num(), omp_get_num_threads());
@@ -81,5 +84,6 @@ void run(const Op* ops, int64_t count, int threads) {
                 execute(ops[i], team);
             }
         }
+        team.sync();  // waits more sparingly than the region's own end
     }
 }

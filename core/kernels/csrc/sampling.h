@@ -130,8 +130,9 @@ struct Entries {
 // One row of logits, with what a first pass over it finds, and room to work in.
 class LogitsRow {
 public:
-    // `x` is read as long as this lives.
-    LogitsRow(const float* x, int64_t n) : n(n), x_(x), groups_((n + GROUP_SIZE - 1) / GROUP_SIZE) {
+    // `x` is read as long as this lives. Entries whose bit in `allowed` (or null) is not set count as -inf.
+    LogitsRow(const float* x, int64_t n, const uint32_t* allowed = nullptr)
+        : n(n), x_(allowed ? masked(x, n, allowed) : x), groups_((n + GROUP_SIZE - 1) / GROUP_SIZE) {
         static thread_local Array<float> floats;
         static thread_local Array<int32_t> ids;
         static thread_local Array<double> doubles;
@@ -140,7 +141,7 @@ public:
         weights_ = maxima_ + 16 * groups_;
         gathered_ = {weights_ + size, weights_ + 2 * size, ids.at_least(size), 0};
         sums_ = doubles.at_least(groups_);
-        for (int64_t i = 0; i < 16; i++) tail_[i] = n / 16 * 16 + i < n ? x[n / 16 * 16 + i] : -INFINITY;
+        for (int64_t i = 0; i < 16; i++) tail_[i] = n / 16 * 16 + i < n ? x_[n / 16 * 16 + i] : -INFINITY;
         scan();
     }
 
@@ -152,6 +153,8 @@ public:
     INLINE Vec at(int64_t i) const { return load(i + 16 <= n ? x_ + i : tail_); }
 
     INLINE float operator[](int64_t i) const { return x_[i]; }
+
+    const float* values() const { return x_; }
 
     // How many entries are not below the value.
     int64_t count_from(float value) const { return smaller(n, mass_from<false>(value).count); }
@@ -241,6 +244,21 @@ private:
         double weight = 0.0;
         int64_t count = 0;
     };
+
+    static const float* masked(const float* x, int64_t n, const uint32_t* allowed) {
+        static thread_local Array<float> buffer;
+        float* out = buffer.at_least(n);
+        for (int64_t start = 0; start < n; start += 32) {
+            const uint32_t bits = allowed[start / 32];
+            const int64_t end = smaller(n, start + 32);
+            if (bits == ~0u) {
+                memcpy(out + start, x + start, (end - start) * sizeof(float));
+            } else {
+                for (int64_t i = start; i < end; i++) out[i] = bits >> (i - start) & 1 ? x[i] : -INFINITY;
+            }
+        }
+        return out;
+    }
 
     void scan() {
         Vec top = splat(-INFINITY), odd = splat(0.0f);
@@ -390,7 +408,7 @@ static void write_processed(const LogitsRow& row, float temperature, const Cut& 
 void draw(const DrawArgs& a, Team& team) {
     team.share(*a.rows, [&](int64_t i) {
         const float* x = a.logits + i * a.stride;
-        LogitsRow row(x, a.n);
+        LogitsRow row(x, a.n, a.allowed ? a.allowed[i] : nullptr);
         const float temperature = (float)a.temperature[i];
         const bool random = temperature > 0.0f && row.best - row.best == 0.0f;
         Cut cut;
@@ -399,7 +417,7 @@ void draw(const DrawArgs& a, Team& team) {
         if (!a.processed) return;
         float* processed = a.processed + i * a.n;
         if (random) write_processed(row, temperature, cut, processed);
-        else memcpy(processed, x, a.n * sizeof(float));
+        else memcpy(processed, row.values(), a.n * sizeof(float));
     });
 }
 
@@ -412,5 +430,20 @@ void logprobs(const LogprobsArgs& a, Team& team) {
         const float shift = a.normalize ? (float)(row.best + log(row.weigh(Cut{}, 1.0f))) : 0.0f;
         for (int64_t j = 0; j < a.width; j++) values[j] = row[ids[j]] - shift;
         a.ranks[i] = (int32_t)row.count_from(row[ids[0]]);
+    });
+}
+
+// Products go through double precision, which holds them exactly: no compiler may then fuse them with a sum.
+void penalties(const PenaltiesArgs& a, Team& team) {
+    team.share(*a.rows, [&](int64_t i) {
+        float* logits = a.logits + a.lines[i] * a.stride;
+        const int64_t* ids = a.ids[i];
+        for (int64_t j = 0; j < a.sizes[i]; j++) {
+            const float count = a.generated[i][j], x = logits[ids[j]];
+            const float cost = (float)((double)a.frequency[i] * count) + (count > 0.0f ? a.presence[i] : 0.0f);
+            const float scaled = x > 0.0f ? x / a.repetition[i] : (float)((double)x * a.repetition[i]);
+            const float penalised = scaled - cost;
+            logits[ids[j]] = penalised > FLT_MAX ? FLT_MAX : penalised;
+        }
     });
 }

@@ -1,18 +1,59 @@
 // The threads that run one list of operations together, and how they meet and share work.
 //
-// One parallel region runs a whole list: between two operations the threads meet at a spin barrier, which costs a
-// fraction of a microsecond where closing and opening a region costs several.
+// One parallel region runs a whole list: between two operations the threads meet at a barrier, which costs a fraction of a
+// microsecond where closing and opening a region costs several. A thread spins there for SPIN_NS, then sleeps: where the
+// cores are shared with other programs, the thread that it waits for may need its core.
 #pragma once
 
 #include <atomic>
+#include <climits>
 #include <cstdint>
+#include <cstdlib>
+#include <mutex>
 
+#if defined(__linux__)
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#else
 #include <sched.h>
+#endif
+#include <time.h>
+
+constexpr int MAX_OWNERS = 64;  // threads beyond have no items of their own
+
+// Floats that the threads of a team share, as many as the largest operation so far needed.
+class Room {
+public:
+    ~Room() { free(floats_); }
+
+    // Uninitialised. Every thread of an operation asks for as many, none reads what an operation before has left.
+    float* at_least(int64_t count) {
+        const std::lock_guard<std::mutex> lock(growing_);
+        if (count > capacity_) {
+            free(floats_);
+            capacity_ = (count + count / 4 + 15) / 16 * 16;
+            floats_ = (float*)aligned_alloc(64, capacity_ * sizeof(float));
+            if (!floats_) abort();
+        }
+        return floats_;
+    }
+
+private:
+    std::mutex growing_;
+    float* floats_ = nullptr;
+    int64_t capacity_ = 0;
+};
 
 struct TeamState {
+    Room* room = nullptr;
     alignas(64) std::atomic<int> arrived{0};
     alignas(64) std::atomic<int> generation{0};
+    std::atomic<int> sleepers{0};
     alignas(64) std::atomic<int64_t> next_item[3]{};
+    struct alignas(64) Owner {
+        std::atomic<int64_t> next_item[3]{};
+    } owners[MAX_OWNERS];
 };
 
 struct Rows {
@@ -38,37 +79,44 @@ public:
 
     // Every thread waits here for all others. What was written before is seen by all after.
     void sync() {
-        if (rank == 0) state_.next_item[(phase_ + 1) % 3].store(0, std::memory_order_relaxed);
+        const int next_phase = (phase_ + 1) % 3;
+        if (rank == 0) state_.next_item[next_phase].store(0, std::memory_order_relaxed);
+        if (rank < MAX_OWNERS) state_.owners[rank].next_item[next_phase].store(0, std::memory_order_relaxed);
         phase_++;
         if (size == 1) return;
         const int generation = state_.generation.load(std::memory_order_acquire);
         if (state_.arrived.fetch_add(1, std::memory_order_acq_rel) == size - 1) {
             state_.arrived.store(0, std::memory_order_relaxed);
-            state_.generation.store(generation + 1, std::memory_order_release);
-            return;
-        }
-        for (int spins = 0; state_.generation.load(std::memory_order_acquire) == generation; spins++) {
-            if (expected_.first < expected_.end) fetch_expected();
-            else if (spins < SPINS_BEFORE_YIELD) pause();
-            else sched_yield();
+            // In one order with the sleeper's own pair: either it sees the new generation or it is seen here.
+            state_.generation.store(generation + 1, std::memory_order_seq_cst);
+            if (state_.sleepers.load(std::memory_order_seq_cst)) wake_sleepers();
+        } else {
+            wait_for_next(generation);
         }
     }
+
+    // Floats that all threads of the team share until the operation ends.
+    float* room(int64_t count) { return state_.room->at_least(count); }
 
     // Which of an operation's rows this team works on.
     Rows rows(const int64_t* count) const { return some_rows_.end < 0 ? Rows{0, *count} : some_rows_; }
 
     // Calls work(item) for items first..end-1: first `own` neighbours on each thread, by its rank, then `run` at a time on
-    // whichever thread is free. At most one such loop between two syncs.
+    // whichever thread is free, then what other threads have left of their own: one that lost its core to another program
+    // keeps nobody waiting but for the item it is at. At most one such loop between two syncs.
     template <class Work>
     void share(int64_t first, int64_t end, int64_t own, int64_t run, Work work) {
         if (size == 1) {
             for (int64_t item = first; item < end; item++) work(item);
             return;
         }
+        if (size > MAX_OWNERS) own = 0;
+        if (own) work_on_own_items_of(rank, first, end, own, work);
         auto& next = state_.next_item[phase_ % 3];
-        for (int64_t item = first + rank * own; item < first + (rank + 1) * own && item < end; item++) work(item);
         for (int64_t at; (at = first + size * own + next.fetch_add(run, std::memory_order_relaxed)) < end;)
             for (int64_t item = at; item < at + run && item < end; item++) work(item);
+        if (own)
+            for (int other = 1; other < size; other++) work_on_own_items_of((rank + other) % size, first, end, own, work);
     }
 
     template <class Work>
@@ -85,7 +133,44 @@ public:
     }
 
 private:
-    static constexpr int SPINS_BEFORE_YIELD = 2000;
+    static constexpr int64_t SPIN_NS = 50'000;
+    static constexpr int SPINS_PER_LOOK = 64;  // at the clock
+
+    template <class Work>
+    void work_on_own_items_of(int owner, int64_t first, int64_t end, int64_t own, Work work) {
+        auto& next = state_.owners[owner].next_item[phase_ % 3];
+        for (int64_t at; next.load(std::memory_order_relaxed) < own && (at = next.fetch_add(1, std::memory_order_relaxed)) < own;)
+            if (first + owner * own + at < end) work(first + owner * own + at);
+    }
+
+    void wait_for_next(int generation) {
+        auto waiting = [&] { return state_.generation.load(std::memory_order_acquire) == generation; };
+        while (waiting() && expected_.first < expected_.end) fetch_expected();
+        for (const int64_t end = now() + SPIN_NS; waiting() && now() < end;)
+            for (int spins = 0; waiting() && spins < SPINS_PER_LOOK; spins++) pause();
+        if (!waiting()) return;
+        state_.sleepers.fetch_add(1, std::memory_order_seq_cst);
+        while (state_.generation.load(std::memory_order_seq_cst) == generation) sleep_while(generation);
+        state_.sleepers.fetch_sub(1, std::memory_order_relaxed);
+    }
+
+#if defined(__linux__)
+    void sleep_while(int generation) {
+        syscall(SYS_futex, &state_.generation, FUTEX_WAIT_PRIVATE, generation, nullptr, nullptr, 0);
+    }
+
+    void wake_sleepers() { syscall(SYS_futex, &state_.generation, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0); }
+#else
+    void sleep_while(int) { sched_yield(); }
+
+    void wake_sleepers() {}
+#endif
+
+    static int64_t now() {
+        timespec time;
+        clock_gettime(CLOCK_MONOTONIC, &time);
+        return time.tv_sec * 1'000'000'000 + time.tv_nsec;
+    }
 
     static void pause() {
 #if defined(__x86_64__)

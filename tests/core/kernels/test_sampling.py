@@ -7,9 +7,12 @@ import pytest
 import torch
 
 from corespan.core.kernels import sampling
-from corespan.core.kernels.sampling import DrawParams
+from corespan.core.kernels.sampling import Allowed, DrawParams
 from corespan.core.sampling import torch_draw
+from corespan.core.sampling.draw import mask
 from corespan.core.sampling.logprobs import torch_logprobs
+from corespan.core.sampling.penalties import TokenCounts, apply_penalties, torch_penalties
+from corespan.protocol.params import SamplingParams
 
 SIZES = [1, 15, 16, 17, 511, 513, 5000, 49_152]
 
@@ -202,3 +205,47 @@ def test_logprobs_of_logits_that_are_not_finite_do_no_harm(isa: str) -> None:
     ids, values, ranks = sampling.logprobs(logits, np.array([0, 1, 5, 9]), 1000, None, False)
     assert ((0 <= ids) & (ids < 1000)).all()
     assert [ids[3].tolist(), values[3].tolist(), ranks[3]] == [part[0].tolist() for part in expected]
+
+
+@pytest.mark.parametrize("vocab_size", SIZES)
+def test_masked_rows_draw_as_from_logits_that_were_masked_before(vocab_size: int, isa: str) -> None:
+    combinations = every_combination(vocab_size)[::7]
+    logits = random_logits(len(combinations), vocab_size)
+    before = logits.clone()
+    generator = np.random.default_rng(vocab_size)
+    lines = np.arange(0, len(combinations), 2)
+    bits = generator.integers(-(2**31), 2**31, (len(lines), (vocab_size + 31) // 32)).astype(np.int32)
+    bits[0], bits[1 % len(lines)] = -1, 0  # everything, nothing
+    allowed = Allowed(lines, bits)
+    params = rows_of(combinations)
+    processed, expected_processed = torch.empty(logits.shape), torch.empty(logits.shape)
+    token_ids, largest = sampling.Draw(logits, params, processed, allowed).run()
+    masked = mask(logits, allowed)
+    expected, expected_largest = sampling.Draw(masked, params, expected_processed).run()
+    assert largest.tolist() == expected_largest.tolist()
+    assert token_ids.tolist() == expected.tolist()
+    assert torch.equal(processed, expected_processed)
+    assert torch.equal(logits, before)
+
+
+def test_penalties_are_torchs_to_the_bit(isa: str) -> None:
+    generator = np.random.default_rng(0)
+    logits = random_logits(5, 3000) * 1e3
+    logits[1, :40], logits[2, 7], logits[3, 9] = -torch.inf, torch.nan, 3e38
+    penalties = [(0.0, 0.0, 1.7), (0.3, -1.1, 0.6), (2.0, 0.1, 1.0), (-1.3, 0.7, 1e-30)]
+    counts = [
+        TokenCounts(
+            SamplingParams(presence_penalty=presence, frequency_penalty=frequency, repetition_penalty=repetition),
+            generator.integers(0, 3000, 900).tolist(),
+            [*generator.integers(0, 60, 500).tolist(), 7, 9],
+        )
+        for presence, frequency, repetition in penalties
+    ]
+    lines = [4, 1, 2, 3]
+    settings = np.array([(row.repetition, row.frequency, row.presence) for row in counts], dtype=np.float32)
+    expected, got = logits.clone(), logits.clone()
+    torch_penalties(expected, lines, counts, settings)
+    apply_penalties(got, lines, counts)
+    assert torch.equal(got.view(torch.int32), expected.view(torch.int32))
+    assert not torch.equal(got[4], logits[4])
+    assert torch.equal(got[0], logits[0])

@@ -8,6 +8,7 @@ from scheduling import Harness, expected_tokens, greedy, prompt
 
 from corespan.core.scheduler.output import ModelRunnerOutput, SchedulerOutput
 from corespan.core.scheduler.request import Request, RequestStatus
+from corespan.core.scheduler.step_outputs import row_of
 from corespan.protocol.outputs import FinishReason, LogprobsArrays
 from corespan.protocol.params import SamplingParams
 from corespan.protocol.structured_outputs import StructuredOutputsParams
@@ -61,6 +62,16 @@ def test_every_request_takes_its_own_row_and_as_many_columns_as_it_asked_for() -
         assert logprobs.logprobs.tolist() == [[row] * columns] == logprobs.token_ids.tolist()
         assert logprobs.ranks.tolist() == [row]
     assert rows["d"] is not None and rows["d"].token_ids.shape == (1, 3)
+
+
+def test_a_requests_row_keeps_nothing_of_the_batch_alive() -> None:
+    batch = LogprobsArrays(
+        np.zeros((256, 21), dtype=np.int32), np.zeros((256, 21), dtype=np.float32), np.zeros(256, dtype=np.int32)
+    )
+    for num_logprobs in (1, 20, -1):
+        row = row_of(batch, 7, num_logprobs)
+        for array in (row.token_ids, row.logprobs, row.ranks):
+            assert array.base is None
 
 
 def test_prompt_logprobs_of_all_chunks_come_whole_with_the_first_token() -> None:
