@@ -107,7 +107,7 @@ void gemm(const GemmArgs& a, Team& team) {
     const int64_t chunk = larger<int64_t>(1, CACHED_X_BYTES / (2 * a.k * Weight::TILE_ROWS)), chunks = (tiles + chunk - 1) / chunk;
     const bool few = rows <= FEW_ROWS;
     const int64_t run = few ? 1 : larger<int64_t>(1, panels / (8 * team.size)), runs = (panels + run - 1) / run;
-    team.share(0, chunks * runs, few ? own_panels(panels, team) : 0, few ? panels / (32 * team.size) + 1 : 1, [&](int64_t item) {
+    team.share_by_rank(chunks * runs, few ? own_panels(panels, team) : 0, few ? panels / (32 * team.size) + 1 : 1, [&](int64_t item) {
         const int64_t first_tile = item / runs * chunk, last_tile = smaller(tiles, first_tile + chunk);
         const int64_t first_panel = item % runs * run, last_panel = smaller(panels, first_panel + run);
         for (int64_t panel = first_panel; panel < last_panel; panel++) {

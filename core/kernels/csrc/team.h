@@ -101,27 +101,33 @@ public:
     // Which of an operation's rows this team works on.
     Rows rows(const int64_t* count) const { return some_rows_.end < 0 ? Rows{0, *count} : some_rows_; }
 
-    // Calls work(item) for items first..end-1: first `own` neighbours on each thread, by its rank, then `run` at a time on
-    // whichever thread is free, then what other threads have left of their own: one that lost its core to another program
-    // keeps nobody waiting but for the item it is at. At most one such loop between two syncs.
+    // Calls work(item) for items first..end-1, `run` at a time on whichever thread is free. At most one such loop, or one
+    // as below, between two syncs.
     template <class Work>
-    void share(int64_t first, int64_t end, int64_t own, int64_t run, Work work) {
+    void share(int64_t first, int64_t end, int64_t run, Work work) {
         if (size == 1) {
             for (int64_t item = first; item < end; item++) work(item);
             return;
         }
-        if (size > MAX_OWNERS) own = 0;
-        if (own) work_on_own_items_of(rank, first, end, own, work);
         auto& next = state_.next_item[phase_ % 3];
-        for (int64_t at; (at = first + size * own + next.fetch_add(run, std::memory_order_relaxed)) < end;)
+        for (int64_t at; (at = first + next.fetch_add(run, std::memory_order_relaxed)) < end;)
             for (int64_t item = at; item < at + run && item < end; item++) work(item);
-        if (own)
-            for (int other = 1; other < size; other++) work_on_own_items_of((rank + other) % size, first, end, own, work);
     }
 
     template <class Work>
     void share(int64_t count, Work work) {
-        share(0, count, 0, 1, work);
+        share(0, count, 1, work);
+    }
+
+    // Calls work(item) for items 0..count-1: first `own` neighbours on each thread, by its rank, then `run` at a time on
+    // whichever thread is free, then what other threads have left of their own: one that lost its core to another program
+    // keeps nobody waiting but for the item it is at.
+    template <class Work>
+    void share_by_rank(int64_t count, int64_t own, int64_t run, Work work) {
+        if (size == 1 || size > MAX_OWNERS || own == 0) return share(0, count, run, work);
+        work_on_own_items_of(rank, own, work);
+        share(size * own, count, run, work);
+        for (int other = 1; other < size; other++) work_on_own_items_of((rank + other) % size, own, work);
     }
 
     // Calls work(item) for the items of an operation's rows, `per_row` to a row: small and side by side in memory, so
@@ -129,7 +135,7 @@ public:
     template <class Work>
     void share_rows(const int64_t* count, Work work, int64_t per_row = 1) {
         const Rows all = rows(count);
-        share(all.first * per_row, all.end * per_row, 0, (all.end - all.first) * per_row / (8 * size) + 1, work);
+        share(all.first * per_row, all.end * per_row, (all.end - all.first) * per_row / (8 * size) + 1, work);
     }
 
 private:
@@ -137,10 +143,10 @@ private:
     static constexpr int SPINS_PER_LOOK = 64;  // at the clock
 
     template <class Work>
-    void work_on_own_items_of(int owner, int64_t first, int64_t end, int64_t own, Work work) {
+    void work_on_own_items_of(int owner, int64_t own, Work& work) {
         auto& next = state_.owners[owner].next_item[phase_ % 3];
         for (int64_t at; next.load(std::memory_order_relaxed) < own && (at = next.fetch_add(1, std::memory_order_relaxed)) < own;)
-            if (first + owner * own + at < end) work(first + owner * own + at);
+            work(owner * own + at);
     }
 
     void wait_for_next(int generation) {
