@@ -1,16 +1,15 @@
-"""The shell's handle on an engine core: what every client offers, and the choice of the client."""
+"""The shell's handle on an engine core: what every client offers."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Literal, overload
+from typing import Any
 
 from ..protocol.config import VllmConfig
 from ..protocol.errors import EngineDeadError
 from ..protocol.outputs import EngineCoreOutputs
 from ..protocol.param_checks import as_bool, as_seconds, reject
+from ..protocol.pausing import PauseMode
 from ..protocol.requests import EngineCoreRequest
-
-PauseMode = Literal["abort", "wait", "keep"]
 
 
 class EngineCoreClient(ABC):
@@ -22,52 +21,13 @@ class EngineCoreClient(ABC):
 
     vllm_config: VllmConfig
 
-    @overload
     @staticmethod
-    def make_client(
-        multiprocess_mode: bool,
-        asyncio_mode: Literal[False],
-        vllm_config: VllmConfig,
-        executor_class: str,
-        log_stats: bool,
-    ) -> "SyncEngineCoreClient": ...
+    def make_client(*args: Any, **kwargs: Any) -> "EngineCoreClient":
+        """`client.make_client`, where vLLM has it."""
+        from . import make_client
 
-    @overload
-    @staticmethod
-    def make_client(
-        multiprocess_mode: bool,
-        asyncio_mode: Literal[True],
-        vllm_config: VllmConfig,
-        executor_class: str,
-        log_stats: bool,
-    ) -> "AsyncEngineCoreClient": ...
-
-    @staticmethod
-    def make_client(
-        multiprocess_mode: bool,
-        asyncio_mode: bool,
-        vllm_config: VllmConfig,
-        executor_class: str,
-        log_stats: bool,
-    ) -> "EngineCoreClient":
-        """A running core and the client that fits. `executor_class` is "package.module:Class".
-
-        Raises what the core's start raised, TimeoutError when it took longer than VLLM_ENGINE_READY_TIMEOUT_S, and
-        NotImplementedError for asyncio in process.
-        """
-        if not multiprocess_mode:
-            if asyncio_mode:
-                raise NotImplementedError("asyncio needs the core in a process of its own: multiprocess_mode=True")
-            from .inproc import InprocClient
-
-            return InprocClient(vllm_config, executor_class, log_stats)
-        if asyncio_mode:
-            from .async_mp import AsyncMPClient
-
-            return AsyncMPClient(vllm_config, executor_class, log_stats)
-        from .sync_mp import SyncMPClient
-
-        return SyncMPClient(vllm_config, executor_class, log_stats)
+        client: EngineCoreClient = make_client(*args, **kwargs)
+        return client
 
     @abstractmethod
     def call_utility(self, method: str, *args: object) -> Any:
@@ -171,7 +131,7 @@ class SyncEngineCoreClient(EngineCoreClient):
 
     @property
     def num_held_requests(self) -> int:
-        """Requests that the core has not got yet, since others of a dead core's are tried before them."""
+        """Requests that no core has got yet: those of a dead core go to the next one in turn."""
         return 0
 
 

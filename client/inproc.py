@@ -12,7 +12,7 @@ from ..protocol.errors import EngineDeadError, may_be_ctrl_c
 from ..protocol.outputs import EngineCoreOutputs
 from ..protocol.requests import EngineCoreRequest
 from .base import SyncEngineCoreClient
-from .cores import limit_torch_threads
+from .cpus import limit_torch_threads
 from .fair_lock import FairLock
 
 if TYPE_CHECKING:

@@ -8,11 +8,12 @@ import queue
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from ..protocol.config import VllmConfig
 from ..protocol.errors import as_error_of, errors_of, may_be_ctrl_c, text_of
 from ..protocol.outputs import EngineCoreOutput, EngineCoreOutputs, FinishReason
+from ..protocol.pausing import PAUSE_MODES, SLEEP_LEVELS, WAKE_UP_TAGS, PauseMode
 from ..protocol.requests import EngineCoreRequest
 from ..protocol.user_classes import find_class
 from .executor.abstract import Executor
@@ -26,11 +27,6 @@ from .scheduler.scheduler import Scheduler
 from .structured_output.manager import StructuredOutputManager
 
 logger = logging.getLogger("corespan.core")
-
-PauseMode = Literal["abort", "wait", "keep"]
-PAUSE_MODES = ("abort", "wait", "keep")
-SLEEP_LEVELS = (0, 1, 2)
-WAKE_UP_TAGS = ("weights", "kv_cache", "scheduling")
 
 UTILITIES = frozenset(
     {

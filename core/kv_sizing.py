@@ -2,10 +2,8 @@
 
 import logging
 
-import msgspec
-
 from ..protocol import envs
-from ..protocol.config import VllmConfig
+from ..protocol.config import VllmConfig, with_final_figures
 
 logger = logging.getLogger("corespan.core")
 
@@ -42,15 +40,9 @@ def num_kv_blocks(vllm_config: VllmConfig, block_bytes: int, available_bytes: in
 
 def with_kv_blocks(vllm_config: VllmConfig, num_blocks: int) -> VllmConfig:
     """The configuration with the final figures: the number of blocks, and a `max_model_len` that they can hold."""
-    replace = msgspec.structs.replace
-    capacity = (num_blocks - 1) * vllm_config.cache_config.block_size
-    max_model_len = min(vllm_config.model_config.max_model_len, capacity)
-    return replace(
-        vllm_config,
-        model_config=replace(vllm_config.model_config, max_model_len=max_model_len),
-        scheduler_config=replace(vllm_config.scheduler_config, max_model_len=max_model_len),
-        cache_config=replace(vllm_config.cache_config, num_gpu_blocks=num_blocks),
-    )
+    block_size = vllm_config.cache_config.block_size
+    max_model_len = min(vllm_config.model_config.max_model_len, (num_blocks - 1) * block_size)
+    return with_final_figures(vllm_config, max_model_len, num_blocks, block_size)
 
 
 def _blocks_per_request(vllm_config: VllmConfig) -> int:

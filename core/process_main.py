@@ -1,4 +1,4 @@
-"""A core process from its first line to its exit code. `client.launcher` starts `main` in a new interpreter.
+"""A core process from its first line to its exit code. `client.process` starts `main` in a new interpreter.
 
 The process belongs to its parent: when that ends, for whatever reason and whatever is going on here, it leaves at once
 and takes its socket folder along.
@@ -22,13 +22,10 @@ import psutil
 from ..protocol import envs
 from ..protocol.channel import Channel
 from ..protocol.errors import text_of
-from ..protocol.outputs import HandshakeFailed, HandshakeHello, HandshakeInit, HandshakeLeaving
+from ..protocol.outputs import STACKS_FILE, HandshakeFailed, HandshakeHello, HandshakeInit, HandshakeLeaving
 from ..protocol.user_classes import accept_user_code
 
 logger = logging.getLogger("corespan.core")
-
-STACKS_FILE = "core.stacks"
-"""In the socket folder: where every thread stood when the process crashed or hung."""
 
 
 def main(channel_fd: int, parent_pid: int) -> None:

@@ -8,13 +8,14 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Se
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from ..client.addresses import ClientAddresses
-from ..client.async_mp import AsyncMPClient, make_async_mp_client
-from ..client.base import PauseMode
+from ..client import make_client
+from ..client.async_client import AsyncMPClient
+from ..client.connection import ClientAddresses
 from ..protocol.config import VllmConfig
 from ..protocol.errors import EngineDeadError, EngineGenerateError, raised_in, text_of
 from ..protocol.param_checks import as_seconds, reject
 from ..protocol.params import SamplingParams
+from ..protocol.pausing import PauseMode
 from ..protocol.requests import EngineCoreRequest
 from .engine_args import DEFAULT_EXECUTOR_CLASS, AsyncEngineArgs, EngineArgs, UsageContext
 from .engine_base import EngineBase
@@ -70,12 +71,12 @@ class AsyncLLM(EngineBase):
         `stat_loggers` get statistics even with `log_stats` off, which stands for the default loggers then.
         """
 
-        def make_client(log_stats: bool) -> AsyncMPClient:
-            return make_async_mp_client(
-                vllm_config, executor_class, log_stats, client_addresses, client_count, client_index
+        def connect(log_stats: bool) -> AsyncMPClient:
+            return make_client(
+                True, True, vllm_config, executor_class, log_stats, client_addresses, client_count, client_index
             )
 
-        super().__init__(vllm_config, log_stats, stat_loggers, make_client)
+        super().__init__(vllm_config, log_stats, stat_loggers, connect)
         self.log_requests = log_requests
         self._finalizer = weakref.finalize(self, self.engine_core.shutdown)
         self._output_handler = OutputHandler(self.engine_core, self.output_processor, self.logger_manager)

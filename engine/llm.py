@@ -6,10 +6,11 @@ from os import PathLike
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
-from ..client.base import EngineCoreClient, PauseMode
+from ..client.base import EngineCoreClient
 from ..protocol.config import ModelConfig
 from ..protocol.param_checks import reject_type
 from ..protocol.params import BeamSearchParams, RequestOutputKind, SamplingParams
+from ..protocol.pausing import PauseMode
 from .controls import EngineControls
 from .conversation import to_conversation_list
 from .engine_args import EngineArgs, UsageContext

@@ -4,13 +4,15 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..client.base import EngineCoreClient, PauseMode, SyncEngineCoreClient
+from ..client import make_client
+from ..client.base import EngineCoreClient, SyncEngineCoreClient
 from ..client.fair_lock import FairLock
 from ..protocol import envs
 from ..protocol.config import VllmConfig
 from ..protocol.outputs import SchedulerStats
 from ..protocol.param_checks import as_seconds
 from ..protocol.params import SamplingParams
+from ..protocol.pausing import PauseMode
 from ..protocol.requests import EngineCoreRequest
 from .engine_args import DEFAULT_EXECUTOR_CLASS, EngineArgs, UsageContext
 from .engine_base import EngineBase
@@ -50,10 +52,10 @@ class LLMEngine(EngineBase):
         `stat_loggers` get statistics even with `log_stats` off, which stands for the default loggers then.
         """
 
-        def make_client(log_stats: bool) -> EngineCoreClient:
-            return EngineCoreClient.make_client(multiprocess_mode, False, vllm_config, executor_class, log_stats)
+        def connect(log_stats: bool) -> EngineCoreClient:
+            return make_client(multiprocess_mode, False, vllm_config, executor_class, log_stats)
 
-        super().__init__(vllm_config, log_stats, stat_loggers, make_client)
+        super().__init__(vllm_config, log_stats, stat_loggers, connect)
         self.turns = FairLock()
         self._halted = False  # by pause_generation() or sleep()
         self._drained: list[RequestOutput] = []  # for the next step()

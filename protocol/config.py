@@ -131,3 +131,14 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True):
     scheduler_config: SchedulerConfig
     parallel_config: ParallelConfig = msgspec.field(default_factory=ParallelConfig)
     observability_config: ObservabilityConfig = msgspec.field(default_factory=ObservabilityConfig)
+
+
+def with_final_figures(vllm_config: VllmConfig, max_model_len: int, num_gpu_blocks: int, block_size: int) -> VllmConfig:
+    """The configuration with what is known once the model is loaded."""
+    replace = msgspec.structs.replace
+    return replace(
+        vllm_config,
+        model_config=replace(vllm_config.model_config, max_model_len=max_model_len),
+        scheduler_config=replace(vllm_config.scheduler_config, max_model_len=max_model_len),
+        cache_config=replace(vllm_config.cache_config, num_gpu_blocks=num_gpu_blocks, block_size=block_size),
+    )

@@ -9,7 +9,7 @@ from contextlib import ContextDecorator
 class EngineDeadError(Exception):
     """The engine core is gone: nothing in flight will finish and nothing new is accepted.
 
-    `cause` is the core's own last words (a traceback, an exit code), when it left any.
+    `cause` is what the core said of it, such as a traceback, or how its process ended; None where neither is known.
     """
 
     def __init__(self, cause: str | None = None) -> None:

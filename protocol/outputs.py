@@ -122,6 +122,10 @@ ENGINE_CORE_DEAD = b"ENGINE_CORE_DEAD"
 """In place of `EngineCoreOutputs`, followed by a frame with the cause as UTF-8: the core is about to exit."""
 
 
+STACKS_FILE = "core.stacks"
+"""In the socket folder: where every thread of the core stood when it crashed or hung."""
+
+
 class HandshakeHello(msgspec.Struct, tag="HELLO"):
     """core -> launcher: the process runs and waits for its configuration."""
 

@@ -88,7 +88,7 @@ async def main():
     stream = engine.generate("Once upon a time", params, "only")
     await anext(stream)
     await engine.pause_generation("keep")
-    print(engine.engine_core._supervisor.link.addresses.core_pid, flush=True)
+    print(engine.engine_core._connection.addresses.core_pid, flush=True)
     async for _ in stream:
         pass
 

@@ -53,7 +53,7 @@ NAMES = (
     ("utils.torch_utils", _OWN, "set_random_seed"),
     ("v1.engine", "protocol.outputs", "EngineCoreOutput EngineCoreOutputs FinishReason EngineCoreEventType=EventType"),
     ("v1.engine", "protocol.requests", "EngineCoreRequest EngineCoreRequestType"),
-    ("v1.engine", "client.base", "PauseMode"),
+    ("v1.engine", "protocol.pausing", "PauseMode"),
     ("v1.engine.async_llm", "engine.async_llm", "AsyncLLM"),
     ("v1.engine.async_llm", "engine.streaming_input", "StreamingInput"),
     ("v1.engine.core", "core.engine_core", "EngineCore"),

@@ -11,6 +11,7 @@ import torch
 from ...protocol import envs
 from ...protocol.config import VllmConfig
 from ...protocol.param_checks import reject
+from ...protocol.pausing import SLEEP_LEVELS
 from ..models.decoder import Decoder
 from ..models.registry import resolve_decoder_config
 from ..profile_ranges import record_ranges
@@ -21,8 +22,6 @@ from .model_runner import ModelRunner
 
 CPU_CACHE_SHARE = 0.5
 """Of the memory that is free once the model is loaded, the share (times gpu_memory_utilization) the cache may take."""
-
-_SLEEP_TAGS = {1: {"kv_cache"}, 2: {"kv_cache", "weights"}}
 
 
 class Worker:
@@ -85,17 +84,17 @@ class Worker:
 
         Raises ValueError for any other level.
         """
-        if level not in _SLEEP_TAGS:
+        if not SLEEP_LEVELS.get(level):
             raise ValueError(f"sleep level is {level}; it must be 1 or 2")
-        self._asleep |= _SLEEP_TAGS[level]
+        self._asleep |= SLEEP_LEVELS[level]
         self.model_runner.kv_caches = []
         if level == 2:
             self.model_runner.model = None
 
     def wake_up(self, tags: Iterable[str] | None = None) -> None:
         """Bring back what sleeps: everything, or what `tags` ("weights", "kv_cache") name. Weights are read again."""
-        wanted = set(_SLEEP_TAGS[2] if tags is None else tags)
-        unknown = wanted - _SLEEP_TAGS[2]
+        wanted = set(SLEEP_LEVELS[2] if tags is None else tags)
+        unknown = wanted - SLEEP_LEVELS[2]
         if unknown:
             raise ValueError(f"wake-up tags are {', '.join(sorted(unknown))}; known are kv_cache and weights")
         if "weights" in wanted & self._asleep:

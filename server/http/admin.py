@@ -5,7 +5,7 @@ from typing import cast
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ...client.base import PauseMode
+from ...protocol.pausing import PauseMode
 from .errors import ApiError
 from .responses import json_response
 from .server import server_of

@@ -6,13 +6,13 @@ import threading
 import pytest
 from bridge import DEADLINE, FAKE_EXECUTOR, collect_async, fake_config, request, tokens_of
 
-from corespan.client.base import EngineCoreClient
+from corespan.client import make_client
 from corespan.protocol.errors import EngineDeadError
 
 
 @pytest.fixture
 def client():
-    client = EngineCoreClient.make_client(True, True, fake_config(), FAKE_EXECUTOR, False)
+    client = make_client(True, True, fake_config(), FAKE_EXECUTOR, False)
     yield client
     client.shutdown()
 
@@ -24,7 +24,7 @@ async def generate(client, new):
 
 def test_asyncio_in_process_is_refused():
     with pytest.raises(NotImplementedError, match="multiprocess_mode"):
-        EngineCoreClient.make_client(False, True, fake_config(), FAKE_EXECUTOR, False)
+        make_client(False, True, fake_config(), FAKE_EXECUTOR, False)
 
 
 def test_a_second_event_loop_takes_over_from_one_that_has_ended(client):
@@ -71,7 +71,7 @@ async def test_a_cancelled_call_and_a_cancelled_waiter_leave_no_trace(client):
     waiter.cancel()
     new = request("next")
     assert await generate(client, new) == tokens_of(new)
-    assert client._inbox._answers == {}
+    assert client._receiver._answers == {}
 
 
 async def test_a_shutdown_in_another_thread_wakes_every_waiter(client):
@@ -96,16 +96,16 @@ async def test_a_shutdown_in_the_loop_wakes_every_waiter(client):
 
 async def test_a_shutdown_leaves_the_sockets_to_a_busy_loop_until_it_has_let_go_of_them(client, monkeypatch):
     """Closed before, their descriptors could be another's already when the loop takes its readers away."""
-    monkeypatch.setattr("corespan.client.inbox.DETACH_WAIT", 0.0)
+    monkeypatch.setattr("corespan.client.async_client.DETACH_WAIT", 0.0)
     await client.call_utility("is_sleeping")
-    link = client._supervisor.link
-    descriptors = [link.output_fd, link.process.channel.fileno()]
+    connection = client._connection
+    descriptors = connection.descriptors
     stopping = threading.Thread(target=client.shutdown)
     stopping.start()
     stopping.join(DEADLINE)  # holds the loop up
     assert not stopping.is_alive()
-    assert [link.output_fd, link.process.channel.fileno()] == descriptors
-    while not link.released:
+    assert not connection.released
+    while not connection.released:
         await asyncio.sleep(0)
     loop = asyncio.get_running_loop()
     assert not any(loop.remove_reader(descriptor) for descriptor in descriptors)

@@ -57,8 +57,8 @@ def test_a_program_out_of_descriptors_goes_on_with_its_engine(make_mp_bridge, co
 
 def test_strangers_who_connect_then_over_tcp_change_nothing(make_mp_bridge):
     bridge = make_mp_bridge(parallel={"core_address": "tcp://127.0.0.1"})
-    link = bridge.client._supervisor.link
-    ports = [int(ours.LAST_ENDPOINT.rpartition(b":")[2]) for ours in (link._input, link.output_socket)]
+    connection = bridge.client._connection
+    ports = [int(ours.LAST_ENDPOINT.rpartition(b":")[2]) for ours in (connection._input, connection._output)]
     strangers = [socket.socket() for _ in range(20)]
     with no_descriptor_left():
         for index, stranger in enumerate(strangers):
@@ -86,7 +86,7 @@ def test_a_core_that_dies_then_is_an_error_and_leaves_nothing(make_mp_bridge, en
 
 
 def test_a_core_that_does_not_leave_then_is_killed(make_mp_bridge, monkeypatch):
-    monkeypatch.setattr("corespan.client.launcher.EXIT_GRACE", 0.2)
+    monkeypatch.setattr("corespan.client.process.EXIT_GRACE", 0.2)
     leftovers = Leftovers()
     bridge = make_mp_bridge()
     bridge.add(request("hangs", [1, HANG]))

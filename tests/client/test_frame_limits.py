@@ -69,7 +69,7 @@ def test_a_stranger_that_claims_a_longer_frame_loses_the_connection(make_mp_brid
     neighbour = request("neighbour", max_tokens=30)
     bridge.call("pause_scheduler", "keep", False)
     bridge.add(neighbour)
-    addresses = bridge.client._supervisor.link.addresses
+    addresses = bridge.client._connection.addresses
     with connect_raw(getattr(addresses, f"{which}_address"), socket_type, DEADLINE) as stranger:
         stranger.sendall(frame(b"the first of them", claimed_length=codec.MAX_FRAME_BYTES + 1000))
         while stranger.recv(4096):

@@ -6,15 +6,15 @@ import weakref
 import pytest
 from bridge import FAKE_EXECUTOR, fake_config, request
 
-from corespan.client.base import EngineCoreClient
+from corespan.client import make_client
 
 
-def make_client():
-    return EngineCoreClient.make_client(False, False, fake_config(), FAKE_EXECUTOR, False)
+def inproc_client():
+    return make_client(False, False, fake_config(), FAKE_EXECUTOR, False)
 
 
 def test_a_dropped_client_frees_its_executor():
-    client = make_client()
+    client = inproc_client()
     client.add_request(request("unfinished"))
     executor = weakref.ref(client.engine_core.executor)
     del client
@@ -23,7 +23,7 @@ def test_a_dropped_client_frees_its_executor():
 
 
 def test_a_duplicate_id_is_refused_at_the_caller():
-    client = make_client()
+    client = inproc_client()
     client.add_request(request("same"))
     with pytest.raises(ValueError, match="'same'"):
         client.add_request(request("same"))
@@ -31,6 +31,6 @@ def test_a_duplicate_id_is_refused_at_the_caller():
 
 
 def test_a_step_with_nothing_to_do_gives_empty_outputs():
-    client = make_client()
+    client = inproc_client()
     assert client.get_output().outputs == []
     client.shutdown()

@@ -46,7 +46,7 @@ def test_requests_go_on_with_the_tokens_they_would_have_had(make_mp_bridge):
 def test_many_kills_among_two_hundred_requests_show_in_no_token(make_mp_bridge):
     bridge = restarting(make_mp_bridge, max_num_seqs=16, step_seconds=0.001)
     num_kills = 20 if bridge.kind == "async_mp" else 4
-    supervisor = bridge.client._supervisor
+    connection = bridge.client._connection
     requests = [request(f"r{index}", range(1, 3 + index % 30), 60 + index % 50, seed=index) for index in range(200)]
     for new in requests:
         bridge.add(new)
@@ -55,12 +55,12 @@ def test_many_kills_among_two_hundred_requests_show_in_no_token(make_mp_bridge):
     kills, killed = 0, None
     while unfinished:
         num_from_core = 0
-        core = supervisor.link
-        while unfinished and supervisor.link is core:
+        core = connection.current
+        while unfinished and connection.current is core:
             for output in bridge.get_output().outputs:
                 tokens[output.request_id] += output.new_token_ids
                 num_from_core += len(output.new_token_ids)
-                if supervisor.num_held > 0:  # one is on trial, and would be given up if its core were killed
+                if connection.num_held > 0:  # one is in quarantine, and would be given up if its core were killed
                     num_from_core = 0
                 if output.finish_reason is not None:
                     assert output.finish_reason is FinishReason.LENGTH, output
@@ -84,7 +84,7 @@ def test_a_request_that_kills_twice_is_given_up_and_the_others_finish(make_mp_br
     assert {new.request_id: tokens[new.request_id] for new in requests} == {
         new.request_id: tokens_of(new) for new in requests
     }
-    assert len(bridge.client._supervisor._restarts) == 2
+    assert len(bridge.client._connection._restarts) == 2
 
 
 def test_an_idle_core_that_dies_is_replaced_for_the_next_caller(make_mp_bridge):
@@ -147,15 +147,15 @@ def test_the_successor_of_a_core_that_was_resumed_runs(make_mp_bridge):
 
 def test_what_comes_while_the_last_allowed_core_starts_waits_for_it(make_mp_bridge, monkeypatch):
     bridge = restarting(make_mp_bridge, restarts=1)
-    supervisor = bridge.client._supervisor
-    start, starting, go = supervisor._start, threading.Event(), threading.Event()
+    connection = bridge.client._connection
+    start, starting, go = connection._start, threading.Event(), threading.Event()
 
     def start_when_told():
         starting.set()
         assert go.wait(DEADLINE)
         return start()
 
-    monkeypatch.setattr(supervisor, "_start", start_when_told)
+    monkeypatch.setattr(connection, "_start", start_when_told)
     bridge.call("pause_scheduler", "keep", False)
     bridge.add(request("gone"))
     kill_core(bridge)
@@ -193,14 +193,14 @@ def test_when_the_restarts_are_used_up_the_death_is_final(make_mp_bridge):
 @pytest.mark.parametrize("others_wait", [False, True])
 def test_calls_of_a_dead_core_fail_at_once_and_not_when_the_next_is_up(make_mp_bridge, others_wait):
     bridge = restarting(make_mp_bridge)
-    supervisor = bridge.client._supervisor
-    start, may_start = supervisor._start, threading.Event()
+    connection = bridge.client._connection
+    start, may_start = connection._start, threading.Event()
 
     def start_when_allowed():
         assert may_start.wait(DEADLINE)
         return start()
 
-    supervisor._start = start_when_allowed
+    connection._start = start_when_allowed
     bridge.call("pause_scheduler", "keep", False)
     held = request("held")
     bridge.add(held)

@@ -46,17 +46,17 @@ class Restarted:
     """Kills the core once it has brought forward enough, again and again."""
 
     def __init__(self, engine, num_kills):
-        self.supervisor = engine.engine_core._supervisor
+        self.restarting = engine.engine_core._connection
         self.kills_left = num_kills
-        self.link, self.num_outputs = self.supervisor.link, 0
+        self.connection, self.num_outputs = self.restarting.current, 0
 
     def count(self):
-        if self.supervisor.link is not self.link:
-            self.link, self.num_outputs = self.supervisor.link, 0
+        if self.restarting.current is not self.connection:
+            self.connection, self.num_outputs = self.restarting.current, 0
         self.num_outputs += 1
         if self.num_outputs == OUTPUTS_BETWEEN and self.kills_left:
             self.kills_left -= 1
-            os.kill(self.link.process.ready.pid, signal.SIGKILL)
+            os.kill(self.connection.process.ready.pid, signal.SIGKILL)
 
 
 @pytest.fixture

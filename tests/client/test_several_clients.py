@@ -8,13 +8,13 @@ import signal
 import pytest
 from bridge import DEADLINE, FAKE_EXECUTOR, collect_async, fake_config, request, tokens_of
 
-from corespan.client.addresses import ClientAddresses
-from corespan.client.async_mp import make_async_mp_client
+from corespan.client import make_client
+from corespan.client.connection import ClientAddresses
 from corespan.protocol.errors import EngineDeadError
 
 
-def make_client(**options):
-    return make_async_mp_client(fake_config(step_seconds=0.001), FAKE_EXECUTOR, False, **options)
+def new_client(**options):
+    return make_client(True, True, fake_config(step_seconds=0.001), FAKE_EXECUTOR, False, **options)
 
 
 def run_second_client(connection):
@@ -22,7 +22,7 @@ def run_second_client(connection):
 
     async def run():
         addresses = connection.recv()
-        client = make_client(client_addresses=addresses, client_count=2, client_index=1)
+        client = new_client(client_addresses=addresses, client_count=2, client_index=1)
         fine = request("theirs", seed=3)
         await client.add_request_async(fine)
         assert await collect_async(client, "theirs") == {"theirs": tokens_of(fine)}
@@ -35,7 +35,7 @@ def run_second_client(connection):
 
 
 async def test_a_client_that_is_killed_takes_only_its_own_requests_along():
-    client = make_client(client_count=2)
+    client = new_client(client_count=2)
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=run_second_client, args=(theirs,), daemon=True)
@@ -57,9 +57,9 @@ async def test_a_client_that_is_killed_takes_only_its_own_requests_along():
 
 
 async def test_each_client_gets_its_own_outputs_and_answers():
-    first = make_client(client_count=3)
+    first = new_client(client_count=3)
     others = [
-        make_client(client_addresses=first.client_addresses(index), client_count=3, client_index=index)
+        new_client(client_addresses=first.client_addresses(index), client_count=3, client_index=index)
         for index in (1, 2)
     ]
     clients = [first, *others]
@@ -81,8 +81,8 @@ async def test_each_client_gets_its_own_outputs_and_answers():
 
 
 async def test_the_core_s_death_reaches_every_client():
-    first = make_client(client_count=2)
-    second = make_client(client_addresses=first.client_addresses(1), client_count=2, client_index=1)
+    first = new_client(client_count=2)
+    second = new_client(client_addresses=first.client_addresses(1), client_count=2, client_index=1)
     waiting = [asyncio.create_task(client.get_output_async()) for client in (first, second)]
     (pid,) = await first.call_utility("collective_rpc", "pid")
     os.kill(pid, signal.SIGKILL)
@@ -97,7 +97,7 @@ async def test_the_core_s_death_reaches_every_client():
 @pytest.mark.parametrize("options", [{"client_index": 1}, {"client_index": 2}, {"client_index": -1}])
 def test_addresses_and_index_must_fit(options):
     with pytest.raises(ValueError, match=f"client_index is {options['client_index']}"):
-        make_client(client_count=2, **options)
+        new_client(client_count=2, **options)
 
 
 def test_a_shared_core_and_restarts_are_refused_together():
@@ -105,12 +105,12 @@ def test_a_shared_core_and_restarts_are_refused_together():
     addresses = ClientAddresses(socket_dir="/nowhere", output_token=b"", client_index=1)
     for options in ({}, {"client_addresses": addresses, "client_index": 1}):
         with pytest.raises(ValueError, match="engine_restart is 3, client_count 2"):
-            make_async_mp_client(config, FAKE_EXECUTOR, False, client_count=2, **options)
+            make_client(True, True, config, FAKE_EXECUTOR, False, client_count=2, **options)
 
 
 def run_first_client(connection):
     """In a process of its own: owns the core."""
-    client = make_client(client_count=2)
+    client = new_client(client_count=2)
     connection.send(client.client_addresses(1))
     connection.recv()
 
@@ -121,7 +121,7 @@ async def test_when_the_client_that_started_it_is_killed_the_core_goes_and_the_o
     process = context.Process(target=run_first_client, args=(theirs,), daemon=True)
     process.start()
     addresses = await asyncio.to_thread(ours.recv)
-    second = make_client(client_addresses=addresses, client_count=2, client_index=1)
+    second = new_client(client_addresses=addresses, client_count=2, client_index=1)
     fine = request("fine")
     await second.add_request_async(fine)
     assert await collect_async(second, "fine") == {"fine": tokens_of(fine)}

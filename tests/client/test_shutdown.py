@@ -20,7 +20,7 @@ def test_a_shutdown_leaves_nothing_and_may_be_repeated(make_bridge):
     assert bridge.client.engine_dead
     assert leftovers.found() == []
     with pytest.raises(EngineDeadError, match="shut down"):
-        bridge.client.call_utility("is_sleeping") if bridge.kind == "inproc" else bridge.client._supervisor.add(
+        bridge.client.call_utility("is_sleeping") if bridge.kind == "inproc" else bridge.client._connection.add(
             request("late")
         )
 
@@ -106,7 +106,7 @@ def test_threads_share_a_sync_client(make_bridge):
 
 def test_a_core_that_does_not_leave_is_killed(make_mp_bridge, monkeypatch):
     leftovers = Leftovers()
-    monkeypatch.setattr("corespan.client.launcher.EXIT_GRACE", 0.2)
+    monkeypatch.setattr("corespan.client.process.EXIT_GRACE", 0.2)
     bridge = make_mp_bridge()
     bridge.call("is_sleeping")
     bridge.add(request("hangs", [1, HANG]))

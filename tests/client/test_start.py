@@ -10,8 +10,8 @@ import zmq
 from bridge import Bridge, request, tokens_of
 from leftovers import Leftovers
 
-from corespan.client import link
-from corespan.client.launcher import STACKS_FILE
+from corespan.client import connection as connection_module
+from corespan.protocol.outputs import STACKS_FILE
 
 FAILING = "fake_executor:FailingExecutor"
 ALL_CLIENTS = pytest.mark.parametrize("kind", ["inproc", "sync_mp", "async_mp"])
@@ -112,14 +112,14 @@ def test_a_disk_too_full_for_the_sockets_is_an_error_before_any_start(kind, refu
 @MP_CLIENTS
 def test_a_core_that_cannot_write_its_files_is_an_error_that_names_them(kind, monkeypatch):
     leftovers = Leftovers()
-    make_socket_dir = link.make_socket_dir
+    make_socket_dir = connection_module.make_socket_dir
 
     def make_with_a_name_taken():
         socket_dir = make_socket_dir()
         os.symlink("/proc/nowhere", os.path.join(socket_dir, STACKS_FILE))
         return socket_dir
 
-    monkeypatch.setattr(link, "make_socket_dir", make_with_a_name_taken)
+    monkeypatch.setattr(connection_module, "make_socket_dir", make_with_a_name_taken)
     with pytest.raises(OSError, match=STACKS_FILE):
         Bridge(kind)
     assert leftovers.found() == []

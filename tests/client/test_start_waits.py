@@ -7,8 +7,8 @@ import pytest
 from bridge import FAKE_EXECUTOR, Bridge, fake_config
 from leftovers import Leftovers
 
-from corespan.client.addresses import ClientAddresses
-from corespan.client.async_mp import make_async_mp_client
+from corespan.client import make_client
+from corespan.client.connection import ClientAddresses
 from corespan.protocol.errors import ProtocolError
 from corespan.protocol.sockets import TOKEN_BYTES
 
@@ -30,8 +30,8 @@ MP_CLIENTS = pytest.mark.parametrize("kind", ["sync_mp", "async_mp"])
 def core_does(monkeypatch):
     """Puts a program in the place of the core's."""
     monkeypatch.setenv("VLLM_ENGINE_READY_TIMEOUT_S", "1")
-    monkeypatch.setattr("corespan.client.link.READY_WAIT", 0.5)
-    return lambda program: monkeypatch.setattr("corespan.client.launcher._BOOTSTRAP", PRELUDE + program)
+    monkeypatch.setattr("corespan.client.connection.READY_WAIT", 0.5)
+    return lambda program: monkeypatch.setattr("corespan.client.process._BOOTSTRAP", PRELUDE + program)
 
 
 @MP_CLIENTS
@@ -86,13 +86,13 @@ def test_a_process_that_is_no_core_cannot_be_joined(core_does, socket_root):
             socket_dir=folder, output_token=bytes(TOKEN_BYTES), client_index=1, core_pid=os.getpid()
         )
         with pytest.raises(TimeoutError, match="did not connect"):
-            make_async_mp_client(fake_config(), FAKE_EXECUTOR, False, addresses, client_count=2, client_index=1)
+            make_client(True, True, fake_config(), FAKE_EXECUTOR, False, addresses, client_count=2, client_index=1)
     assert leftovers.found() == []
 
 
 @MP_CLIENTS
 def test_a_long_start_is_reported(kind, monkeypatch, caplog):
-    monkeypatch.setattr("corespan.client.launcher.PROGRESS_INTERVAL", 0.01)
+    monkeypatch.setattr("corespan.client.process.PROGRESS_INTERVAL", 0.01)
     with caplog.at_level("INFO", logger="corespan.client"):
         Bridge(kind).close()
     assert "The engine core has been starting for 0 s" in caplog.text

@@ -13,7 +13,7 @@ import zmq
 from bridge import DEADLINE, Bridge, request, tokens_of
 from zmtp import connect_raw, frame
 
-from corespan.client import link as link_module
+from corespan.client import connection as connection_module
 from corespan.protocol.codec import EXT_ARRAY, EXT_FUNCTION, MsgpackEncoder
 from corespan.protocol.outputs import (
     ENGINE_CORE_DEAD,
@@ -102,15 +102,15 @@ def test_forged_outputs_are_dropped_and_nothing_is_unpickled(bridge, send_as_str
 
 def test_a_message_sent_again_is_dropped(bridge, socket_dir, send_as_stranger):
     """Seen on the wire or not: the same bytes count once."""
-    link = bridge.client._supervisor.link
+    connection = bridge.client._connection
     replayed = []
-    check = link._seal.check
+    check = connection._seal.check
 
     def remember(frames):
         replayed.append([bytes(frame) for frame in frames])
         return check(frames)
 
-    link._seal.check = remember
+    connection._seal.check = remember
     first = request("first")
     bridge.add(first)
     assert bridge.collect("first")[0]["first"] == tokens_of(first)
@@ -126,7 +126,7 @@ def test_a_message_sent_again_is_dropped(bridge, socket_dir, send_as_stranger):
 def test_a_stranger_on_the_request_socket_changes_nothing(bridge, socket_dir):
     context = zmq.Context()
     stranger = context.socket(zmq.DEALER)
-    stranger.setsockopt(zmq.IDENTITY, bridge.client._supervisor.link._core_identity)  # should it ever learn it
+    stranger.setsockopt(zmq.IDENTITY, bridge.client._connection._core_identity)  # should it ever learn it
     stranger.connect(f"ipc://{socket_dir}/input-0")
     for _ in range(100):
         stranger.send_multipart([b"\x00", b"garbage"])
@@ -140,7 +140,7 @@ def test_a_stranger_on_the_request_socket_changes_nothing(bridge, socket_dir):
 def test_a_stranger_who_is_there_before_the_core_is_not_taken_for_it(kind, monkeypatch):
     context = zmq.Context()
     forged = HandshakeReady(pid=1, max_model_len=7, num_gpu_blocks=7, block_size=7, dtype="float32")
-    genuine = link_module.CoreProcess
+    genuine = connection_module.CoreProcess
 
     def start_behind_a_stranger(init):
         for name in (b"\x00\x00", b"\x00\x00" + bytes(TOKEN_BYTES)):
@@ -154,7 +154,7 @@ def test_a_stranger_who_is_there_before_the_core_is_not_taken_for_it(kind, monke
         pusher.send_multipart([bytes(TOKEN_BYTES + 8), b"garbage"])
         return genuine(init)
 
-    monkeypatch.setattr(link_module, "CoreProcess", start_behind_a_stranger)
+    monkeypatch.setattr(connection_module, "CoreProcess", start_behind_a_stranger)
     bridge = Bridge(kind, num_gpu_blocks_override=20)
     assert bridge.client.vllm_config.cache_config.num_gpu_blocks == 20
     fine = request("fine")
@@ -165,7 +165,7 @@ def test_a_stranger_who_is_there_before_the_core_is_not_taken_for_it(kind, monke
 
 @pytest.mark.parametrize("socket_type", [b"PUB", b"SUB", b"PULL", b"PAIR", b"XPUB", b"nonsense", b""])
 def test_sockets_of_other_types_are_cut_off(shared_bridge, socket_type):
-    addresses = shared_bridge.client._supervisor.link.addresses
+    addresses = shared_bridge.client._connection.addresses
     for address in (addresses.input_address, addresses.output_address):
         with connect_raw(address, socket_type, DEADLINE) as stranger:
             with contextlib.suppress(OSError):  # cut off already
@@ -195,9 +195,9 @@ def test_the_core_unpickles_nothing_that_it_is_sent(shared_bridge, tmp_path):
 
 def send_raw(bridge, *frames):
     """Bytes straight to the core, as a client gone wrong would send them."""
-    link = bridge.client._supervisor.link
-    with link._send_lock:
-        link._input.send_multipart([link._core_identity, *frames])
+    connection = bridge.client._connection
+    with connection._send_lock:
+        connection._input.send_multipart([connection._core_identity, *frames])
 
 
 @pytest.fixture(scope="module", params=["sync_mp", "async_mp"])
@@ -262,8 +262,8 @@ def test_neither_arguments_nor_environment_of_the_core_carry_the_token(bridge):
     (pid,) = bridge.call("collective_rpc", "pid")
     core = psutil.Process(pid)
     visible = " ".join([*core.cmdline(), *core.environ().values()]).encode(errors="surrogateescape")
-    assert bridge.client._supervisor.link._seal._token not in visible
-    assert bridge.client._supervisor.link._seal._token.hex().encode() not in visible
+    assert bridge.client._connection._seal._token not in visible
+    assert bridge.client._connection._seal._token.hex().encode() not in visible
 
 
 def test_the_core_inherits_no_secrets_of_the_users_environment(make_mp_bridge, monkeypatch):

@@ -14,8 +14,7 @@ from fake_executor import KILL, RAISE
 from leftovers import Leftovers
 from zmq.utils.monitor import recv_monitor_message
 
-from corespan.client import link as link_module
-from corespan.client.async_mp import make_async_mp_client
+from corespan.client import make_client, zap
 from corespan.protocol.config import ParallelConfig
 from corespan.protocol.errors import EngineDeadError
 from corespan.protocol.outputs import EngineCoreOutput, EngineCoreOutputs, FinishReason
@@ -39,7 +38,7 @@ def keys_made(monkeypatch):
         made.append(make_curve_keys())
         return made[-1]
 
-    monkeypatch.setattr(link_module, "make_curve_keys", make_and_remember)
+    monkeypatch.setattr(zap, "make_curve_keys", make_and_remember)
     return made
 
 
@@ -133,14 +132,14 @@ def test_a_peer_without_the_cores_keys_can_neither_send_nor_receive(
 ):
     """Not even one that knows everything else."""
     ((shell, _),) = keys_made
-    link = bridge.client._supervisor.link
+    connection = bridge.client._connection
     context = zmq.Context()
     pusher, dealer = context.socket(zmq.PUSH), context.socket(zmq.DEALER)
     dealer.setsockopt(zmq.IDENTITY, b"somebody")
-    for socket, shells_end in ((pusher, link.output_socket), (dealer, link._input)):
+    for socket, shells_end in ((pusher, connection._output), (dealer, connection._input)):
         credentials(socket, shell)
         connect_and_be_refused(socket, shells_end.LAST_ENDPOINT.decode())
-    seal = OutputSeal(link.addresses.output_token)
+    seal = OutputSeal(connection.addresses.output_token)
     seal._count = 1 << 32
     forged = EngineCoreOutputs(outputs=[EngineCoreOutput("victim", [1], finish_reason=FinishReason.STOP)])
     victim = request("victim", max_tokens=20)
@@ -225,7 +224,7 @@ def test_without_encryption_there_is_no_tcp(kind, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["sync_mp", "async_mp"])
-def test_without_a_thread_for_the_doorkeeper_the_start_fails_at_once(kind, monkeypatch):
+def test_without_a_thread_for_the_authenticator_the_start_fails_at_once(kind, monkeypatch):
     leftovers = Leftovers()
 
     def refuse(thread):
@@ -240,4 +239,4 @@ def test_without_a_thread_for_the_doorkeeper_the_start_fails_at_once(kind, monke
 def test_several_clients_have_unix_sockets_only():
     config = fake_config(parallel={"core_address": LOOPBACK})
     with pytest.raises(ValueError, match="core_address is 'tcp://127.0.0.1'"):
-        make_async_mp_client(config, FAKE_EXECUTOR, False, client_count=2)
+        make_client(True, True, config, FAKE_EXECUTOR, False, client_count=2)

@@ -42,7 +42,7 @@ def test_an_idle_core_sleeps(bridge):
 def test_a_request_that_comes_during_shutdown_is_aborted(bridge):
     bridge.call("pause_scheduler", "keep", False)
     bridge.add(request("first"))
-    assert bridge.client._supervisor.link.dead_cause is None
+    assert not bridge.client._connection.dead
     bridge.client.shutdown()
     _, reasons = bridge.collect("first")
     assert str(reasons["first"]) == "abort"

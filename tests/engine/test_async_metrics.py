@@ -83,7 +83,7 @@ async def test_the_requests_a_core_dies_with_count_as_errors_and_nothing_runs_an
         num_tokens += len((await anext(stream)).outputs[0].token_ids)
     await engine.pause_generation(mode="keep")
 
-    os.kill(engine.engine_core._supervisor.link.addresses.core_pid, signal.SIGKILL)
+    os.kill(engine.engine_core._connection.addresses.core_pid, signal.SIGKILL)
 
     for stream in streams:
         with pytest.raises(EngineDeadError):
@@ -102,7 +102,7 @@ async def test_requests_that_move_to_a_new_core_are_counted_once(make_engine: An
     for stream in streams:
         output = await anext(stream)
     await engine.pause_generation(mode="keep")
-    os.kill(engine.engine_core._supervisor.link.addresses.core_pid, signal.SIGKILL)
+    os.kill(engine.engine_core._connection.addresses.core_pid, signal.SIGKILL)
     while True:
         try:
             await engine.resume_generation()

@@ -8,7 +8,8 @@ from typing import Any
 
 from fake_executor import VOCAB_SIZE, expected_tokens
 
-from corespan.client.base import AsyncEngineCoreClient, EngineCoreClient
+from corespan.client import make_client
+from corespan.client.base import AsyncEngineCoreClient
 from corespan.protocol.config import CacheConfig, ModelConfig, ParallelConfig, SchedulerConfig, VllmConfig
 from corespan.protocol.outputs import EngineCoreOutputs, FinishReason
 from corespan.protocol.params import SamplingParams
@@ -73,7 +74,7 @@ class Bridge:
     def __init__(self, kind: str, executor_class: str = FAKE_EXECUTOR, **options: Any) -> None:
         self.kind = kind
         self.loop: asyncio.AbstractEventLoop | None = None
-        self.client: Any = EngineCoreClient.make_client(
+        self.client: Any = make_client(
             kind != "inproc",
             kind == "async_mp",  # type: ignore[arg-type]
             fake_config(**options),

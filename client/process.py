@@ -1,4 +1,4 @@
-"""Starts core processes and ends them. Used by `CoreLink`, which adds the sockets.
+"""Core processes: started and ended by their owner, watched by others. `CoreConnection` adds the sockets.
 
 A core is a fresh interpreter, never a fork and never a second run of the user's main module, so it can be started from
 a script without a guard, a notebook, a daemonic worker, or a process whose threads hold locks.
@@ -9,6 +9,7 @@ import logging
 import math
 import os
 import re
+import select
 import shutil
 import signal
 import socket
@@ -25,6 +26,7 @@ from ..protocol import envs
 from ..protocol.channel import Channel
 from ..protocol.errors import ProtocolError
 from ..protocol.outputs import (
+    STACKS_FILE,
     HandshakeFailed,
     HandshakeHello,
     HandshakeInit,
@@ -33,9 +35,9 @@ from ..protocol.outputs import (
     HandshakeReady,
 )
 from .child import ChildProcess
-from .cores import available_cores, thread_places
-from .failures import rebuild_exception
+from .cpus import available_cores, thread_places
 from .interpreter import interpreter
+from .remote_errors import rebuild_exception
 
 logger = logging.getLogger("corespan.client")
 
@@ -45,8 +47,8 @@ PROGRESS_INTERVAL = 10.0  # seconds between two lines of log while a core starts
 SHORTEST_WAIT = 0.001  # seconds; to a socket, 0 means something else
 _SPINS_BETWEEN_STEPS = "10000"  # of OpenMP's threads, a few 100 us; then they leave the cores to others
 EXIT_GRACE = 5.0  # seconds an idle core has to leave before it is killed
+NUM_FILE_DESCRIPTORS = 48  # more than a connection and the start of its core take
 MAX_IPC_PATH_BYTES = 100  # of the 107 the system has, less a file name's
-STACKS_FILE = "core.stacks"
 
 _SECRET_WORDS = frozenset(
     ("TOKEN", "SECRET", "KEY", "APIKEY", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIAL", "CREDENTIALS")
@@ -74,7 +76,7 @@ class CoreProcess:
         bootstrap = _BOOTSTRAP if python == sys.executable else _BOOTSTRAP_ELSEWHERE
         self.owner_pid = os.getpid()
         self._socket_dir = init.socket_dir
-        self._last_words: HandshakeFailed | HandshakeLeaving | None = None
+        self._final_message: HandshakeFailed | HandshakeLeaving | None = None
         self._channel_lock = threading.Lock()
         own_end, core_end = socket.socketpair()
         self.channel = Channel(own_end)
@@ -136,23 +138,23 @@ class CoreProcess:
                 except (EOFError, OSError, ProtocolError):
                     return True
                 if isinstance(message, HandshakeFailed | HandshakeLeaving):
-                    self._last_words = message
+                    self._final_message = message
         return False
 
-    def said_goodbye(self) -> bool:
-        """Whether the core, which is at its end, left in order: then its last message to its clients says so."""
+    def is_leaving(self) -> bool:
+        """Whether the core, which is at its end, leaves in order: then its last message to its clients says so."""
         self.poll_death()
-        return self._last_words is not None
+        return self._final_message is not None
 
     def was_killed(self) -> bool:
         """Whether the process, which is at its end, left by SIGKILL and not of itself. Waits for its exit."""
         self._process.wait(EXIT_GRACE)
-        return self._last_words is None and self._process.exit_code == -signal.SIGKILL
+        return self._final_message is None and self._process.exit_code == -signal.SIGKILL
 
     def cause_of_death(self) -> str:
         """What the core said last, or how its process ended and where its threads stood. Waits for its exit."""
-        if isinstance(self._last_words, HandshakeFailed):
-            return self._last_words.traceback
+        if isinstance(self._final_message, HandshakeFailed):
+            return self._final_message.traceback
         status = self._wait_for_exit_status()
         stacks = self._read_stacks()
         return f"{status}\n{stacks}" if stacks else status
@@ -192,11 +194,70 @@ class CoreProcess:
             self._process.wait(math.inf)
 
 
+class ForeignProcess:
+    """A core that another process owns, as seen by one more client of it: like `CoreProcess`, but for what only the
+    owner may do, start it and end it.
+    """
+
+    def __init__(self, pid: int) -> None:
+        """Raises ProcessLookupError when there is no such process."""
+        self.owner_pid = os.getpid()
+        self.channel = ProcessHandle(pid)
+        self._pid = pid
+
+    def poll_death(self) -> bool:
+        """Whether the process has ended; does not wait."""
+        poller = select.poll()
+        poller.register(self.channel, select.POLLIN)
+        return bool(poller.poll(0))
+
+    def is_leaving(self) -> bool:
+        """Not known here."""
+        return False
+
+    def was_killed(self) -> bool:
+        """Not known here."""
+        return False
+
+    def cause_of_death(self) -> str:
+        return f"process {self._pid} has ended; the client that started it knows more"
+
+    def wait_for_exit(self, drain_timeout: float) -> None:
+        """The core goes on for its other clients; this one's requests are aborted when its sockets close."""
+
+    def kill(self) -> None:
+        """Not this client's to do."""
+
+
+class ProcessHandle:
+    """Becomes readable when the process ends."""
+
+    def __init__(self, pid: int) -> None:
+        self._fd = os.pidfd_open(pid)
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
 def _signal_name(number: int) -> str:
     try:
         return signal.Signals(number).name
     except ValueError:  # the real-time signals have no names of their own
         return f"signal {number}"
+
+
+def require_file_descriptors() -> None:
+    """Raises OSError (EMFILE) when a connection could run out of them half-way, where ZMQ would abort the process."""
+    taken: list[int] = []
+    try:
+        for _ in range(NUM_FILE_DESCRIPTORS):
+            taken.append(os.open(os.devnull, os.O_RDONLY))
+    finally:
+        for descriptor in taken:
+            os.close(descriptor)
 
 
 def make_socket_dir() -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import corespan
-from corespan.client import cores, launcher
+from corespan.client import cpus, process
 from corespan.protocol import control_groups
 
 V1 = "3:cpu,cpuacct:{}\n2:memory:{}"
@@ -30,7 +30,7 @@ def write(file: Path, text: str) -> None:
 
 
 def test_without_control_groups_the_affinity_counts(groups: Path) -> None:
-    assert cores.available_cores() == 8
+    assert cpus.available_cores() == 8
 
 
 @pytest.mark.parametrize(
@@ -40,23 +40,23 @@ def test_without_control_groups_the_affinity_counts(groups: Path) -> None:
 def test_a_quota_cuts_the_affinity_down(groups: Path, quota: str, count: int) -> None:
     write(groups / "own", V2.format("/"))
     write(groups / "cgroup" / "cpu.max", quota)
-    assert cores.available_cores() == count
+    assert cpus.available_cores() == count
 
 
 def test_the_least_quota_around_the_process_counts(groups: Path) -> None:
     write(groups / "own", V2.format("/a.slice/b.service"))
     write(groups / "cgroup" / "a.slice" / "cpu.max", "300000 100000")
     write(groups / "cgroup" / "a.slice" / "b.service" / "cpu.max", "max 100000")
-    assert cores.available_cores() == 3
+    assert cpus.available_cores() == 3
 
 
 def test_groups_of_the_first_version_count_too(groups: Path) -> None:
     write(groups / "own", V1.format("/docker/4711", "/docker/4711"))
     write(groups / "cgroup" / "cpu" / "cpu.cfs_quota_us", "-1")
     write(groups / "cgroup" / "cpu" / "cpu.cfs_period_us", "100000")
-    assert cores.available_cores() == 8
+    assert cpus.available_cores() == 8
     write(groups / "cgroup" / "cpu" / "cpu.cfs_quota_us", "400000")
-    assert cores.available_cores() == 4
+    assert cpus.available_cores() == 4
 
 
 NODES = {"0": "0-1,4-5", "1": "2-3,6-7", "2": ""}
@@ -66,7 +66,7 @@ PLACES = "{0,1,4,5},{2,3,6,7}"
 @pytest.fixture
 def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The memory nodes of a machine with two sockets and one node without processors."""
-    monkeypatch.setattr(cores, "_NODES", tmp_path)
+    monkeypatch.setattr(cpus, "_NODES", tmp_path)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
     for name in ("OMP_PLACES", "OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_AFFINITY"):
         monkeypatch.delenv(name, raising=False)
@@ -76,7 +76,7 @@ def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_threads_of_a_core_stay_on_their_memory_nodes(nodes: Path) -> None:
-    environment = launcher._core_environment()
+    environment = process._core_environment()
     assert (environment["OMP_PLACES"], environment["OMP_PROC_BIND"]) == (PLACES, "close")
 
 
@@ -84,17 +84,17 @@ def test_threads_are_left_alone_on_one_node_or_where_somebody_has_placed_them(
     nodes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OMP_PROC_BIND", "false")
-    assert "OMP_PLACES" not in launcher._core_environment()
+    assert "OMP_PLACES" not in process._core_environment()
     monkeypatch.delenv("OMP_PROC_BIND")
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 4})
-    assert not {"OMP_PLACES", "OMP_PROC_BIND"} & set(launcher._core_environment())
+    assert not {"OMP_PLACES", "OMP_PROC_BIND"} & set(process._core_environment())
 
 
 PROGRAM = """
-from corespan.client import cores
-cores.available_cores = lambda: 1
+from corespan.client import cpus
+cpus.available_cores = lambda: 1
 {before}
-cores.limit_torch_threads()
+cpus.limit_torch_threads()
 import torch
 print(torch.get_num_threads())
 """

@@ -3,11 +3,14 @@
 import builtins
 from typing import Any
 
+from ..protocol.errors import EngineDeadError
 from ..protocol.outputs import UtilityOutput
 
 
 def rebuild_exception(error_type: str, message: str, note: str | None = None) -> Exception:
     """A built-in exception of the type named, so that a ValueError in the core is one here; else a RuntimeError."""
+    if error_type == EngineDeadError.__name__:
+        return EngineDeadError(message)
     exception_class = getattr(builtins, error_type, None)
     error: Exception
     try:
@@ -20,8 +23,8 @@ def rebuild_exception(error_type: str, message: str, note: str | None = None) ->
     return error
 
 
-def utility_result(answer: UtilityOutput) -> Any:
+def utility_result(answer: UtilityOutput, method: str) -> Any:
     """The call's result. Raises what the call raised."""
     if answer.failure_message is not None:
-        raise rebuild_exception(answer.failure_type, answer.failure_message)
+        raise rebuild_exception(answer.failure_type, answer.failure_message, f"In the engine core, in {method}()")
     return answer.result

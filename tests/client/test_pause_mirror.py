@@ -2,7 +2,7 @@
 
 import pytest
 
-from corespan.client.halt import Halt
+from corespan.client.replay import PauseMirror
 
 SLEEP_1 = ("sleep", [1, "keep"])
 SLEEP_2 = ("sleep", [2, "keep"])
@@ -31,8 +31,8 @@ PAUSE = ("pause_scheduler", ["keep", False])
     ],
 )
 def test_a_new_core_is_brought_to_where_the_old_one_was(made, due):
-    halt = Halt()
+    mirror = PauseMirror()
     for method, args in made:
-        halt.record(method, args)
-    assert halt.calls() == due
-    assert bool(halt) is bool(due)
+        mirror.record(method, args)
+    assert mirror.calls() == due
+    assert mirror.is_paused is bool(due)

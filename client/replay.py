@@ -1,0 +1,154 @@
+"""What a new core must be told to go on where a dead one stopped: unfinished requests, and whether it was paused."""
+
+import enum
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from ..protocol.outputs import EngineCoreOutputs
+from ..protocol.pausing import SLEEP_LEVELS
+from ..protocol.requests import EngineCoreRequest
+
+PROGRESS = 2
+"""Tokens from a core after which a request is not suspected of having killed it."""
+
+
+class Turn(enum.Enum):
+    """When a request goes to the next core."""
+
+    AT_ONCE = enum.auto()
+    ALONE = enum.auto()  # in quarantine: the core may have died of it
+    LAST = enum.auto()  # once nobody is suspected any more
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """A request with all its tokens so far; `progress` counts those that came from the core that has it."""
+
+    request: EngineCoreRequest
+    tokens: list[int]
+    turn: Turn = Turn.LAST
+    sent: bool = False
+    progress: int = 0
+    had_progress: bool = False  # in the core before
+
+    @property
+    def unproven(self) -> bool:
+        """Whether the present core may be about to die of it."""
+        return self.sent and self.progress < PROGRESS
+
+    @property
+    def in_quarantine(self) -> bool:
+        return self.unproven and self.turn is Turn.ALONE
+
+
+class UnfinishedRequests:
+    """The unfinished requests of one client, in order of arrival. Not thread-safe.
+
+    A core that has crashed may have died of any request that was running. These go to the new core alone, one after the
+    other as each makes progress there, and first those that had made progress before. If it dies again, the one in
+    quarantine is given up. What was not running follows when nobody is suspected any more.
+
+    A core that was killed by SIGKILL more likely died of something outside. Then those that had made progress go on at
+    once, if there were several requests.
+    """
+
+    def __init__(self, max_num_seqs: int | None) -> None:
+        """Only the first `max_num_seqs` requests can have been running; None: any."""
+        self._max_num_seqs = max_num_seqs
+        self._entries: dict[str, Entry] = {}
+
+    @property
+    def num_held(self) -> int:
+        """Requests that wait here for their turn."""
+        return sum(not entry.sent for entry in self._entries.values())
+
+    def add(self, request: EngineCoreRequest) -> None:
+        self._entries[request.request_id] = Entry(request, list(request.output_token_ids))
+
+    def discard(self, request_ids: Iterable[str]) -> None:
+        for request_id in request_ids:
+            self._entries.pop(request_id, None)
+
+    def record(self, outputs: EngineCoreOutputs) -> None:
+        """Takes note of outputs that the shell is going to see."""
+        for output in outputs.outputs:
+            entry = self._entries.get(output.request_id)
+            if entry is None:
+                continue
+            entry.tokens += output.new_token_ids
+            entry.progress += len(output.new_token_ids)
+            if output.finish_reason is not None:
+                del self._entries[output.request_id]
+
+    def take_due(self) -> list[EngineCoreRequest]:
+        """The requests to be sent now; they count as sent from here on."""
+        held = [entry for entry in self._entries.values() if not entry.sent]
+        at_once = [entry for entry in held if entry.turn is Turn.AT_ONCE]
+        alone = sorted((entry for entry in held if entry.turn is Turn.ALONE), key=lambda entry: not entry.had_progress)
+        if at_once:
+            due = at_once
+        elif any(entry.in_quarantine for entry in self._entries.values()):
+            due = []
+        elif alone:
+            due = [] if any(entry.unproven for entry in self._possibly_running()) else alone[:1]
+        else:
+            due = held
+        for entry in due:
+            entry.sent = True
+        return [msgspec.structs.replace(entry.request, output_token_ids=list(entry.tokens)) for entry in due]
+
+    def on_death(self, paused: bool = False, killed: bool = False) -> list[EngineCoreRequest]:
+        """The core has died; from now on `take_due` is about its successor. Returns the requests given up.
+
+        `paused`: nothing was running, so it died of no request. `killed`: by SIGKILL.
+        """
+        possibly_running = self._possibly_running()
+        given_up = [] if paused else [entry.request for entry in self._entries.values() if entry.in_quarantine]
+        self.discard(request.request_id for request in given_up)
+        sent = [entry for entry in self._entries.values() if entry.sent]
+        spares_proven = killed and len(sent) + len(given_up) > 1
+        for entry in sent:
+            if paused:
+                entry.turn = Turn.ALONE if entry.in_quarantine else Turn.AT_ONCE
+            elif entry in possibly_running and (entry.unproven or not spares_proven):
+                entry.turn = Turn.ALONE
+            else:
+                entry.turn = Turn.LAST if entry.unproven else Turn.AT_ONCE
+            entry.sent, entry.had_progress, entry.progress = False, not entry.unproven, 0
+        return given_up
+
+    def _possibly_running(self) -> list[Entry]:
+        return list(self._entries.values())[: self._max_num_seqs]
+
+
+class PauseMirror:
+    """Whether the core is paused or asleep, so far as it has answered its client. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self.is_paused = False  # nothing is scheduled
+        self._asleep: set[str] = set()
+
+    def record(self, method: str, args: Sequence[object]) -> None:
+        """The core has carried out this call."""
+        if method == "pause_scheduler":
+            self.is_paused = True
+        elif method == "resume_scheduler":
+            self.is_paused = False
+        elif method == "sleep":
+            self.is_paused = True
+            self._asleep |= SLEEP_LEVELS[args[0] if args else 1]  # type: ignore[index]
+        elif method == "wake_up":
+            tags = args[0] if args else None
+            self._asleep -= SLEEP_LEVELS[2] if tags is None else set(tags)  # type: ignore[call-overload]
+            self.is_paused = bool(self._asleep)
+
+    def calls(self) -> list[tuple[str, list[object]]]:
+        """What to ask of a core that is awake."""
+        if not self._asleep:
+            return [("pause_scheduler", ["keep", False])] if self.is_paused else []
+        calls: list[tuple[str, list[object]]] = [("sleep", [2 if "weights" in self._asleep else 1, "keep"])]
+        if "kv_cache" not in self._asleep:
+            calls.append(("wake_up", [["kv_cache"]]))
+        return calls
