@@ -46,7 +46,11 @@ class SlowStream:
         self._hidden = tokenizer.skipped_ids if skip_special_tokens else frozenset()
         self._window = [token_id for token_id in context if token_id not in self._hidden]
         self._num_read = len(self._window)  # tokens whose text is out already
-        self._num_emitted = len(self._decode())  # characters of the window's text that are out already
+        text = self._decode()
+        self._num_emitted = len(text.rstrip(_REPLACEMENT))  # characters of the window's text that are out already
+        self._num_broken = (
+            len(text) - self._num_emitted
+        )  # what a character looks like that the prompt leaves unfinished
 
     def step(self, token_id: int) -> str:
         if token_id in self._hidden:
@@ -81,7 +85,11 @@ class SlowStream:
         return new_text
 
     def _advance(self, text: str) -> str:
+        """The text that is new. A character that the prompt began is, once it is whole; otherwise it stays away."""
         new_text = text[self._num_emitted :]
+        if self._num_broken:
+            new_text = new_text.removeprefix(_REPLACEMENT * self._num_broken)
+            self._num_broken = 0
         self._num_emitted = max(self._num_emitted, len(text))
         return new_text
 
@@ -109,7 +117,7 @@ class FastStream:
         self._seen = deque((token_id for token_id in context if token_id not in self._hidden), maxlen=_CONTEXT_TOKENS)
         self._pending: list[int] = []  # tokens that have given no text yet
         self._slow: SlowStream | None = None
-        # The library would give out the text of a prompt that ends inside a character as generated.
+        # Where the prompt ends inside a character the library would give out all its text as generated.
         if tokenizer.decode(context, skip_special_tokens).endswith(_REPLACEMENT):
             self._fall_back()
         self._step = DecodeStream(ids=list(self._seen), skip_special_tokens=skip_special_tokens).step
@@ -163,10 +171,18 @@ class Detokenizer:
         self.min_tokens = params.min_tokens
         self.keep_stop = params.include_stop_str_in_output
         self._held_back = params.output_text_buffer_length
-        self._search_from = 0
         self._num_returned = 0
         self._finder = StopStringFinder(params.stop, params.include_stop_str_in_output) if params.stop else None
+        self._special_stops = self._find_special_stops()
         self._stream = self._stream_behind(prompt_token_ids)
+
+    def _find_special_stops(self) -> dict[int, str]:
+        """Stop strings that are special tokens which the text leaves out: they are found by their ids."""
+        tokenizer, stops = self.tokenizer, self.params.stop
+        if tokenizer is None or not stops or not self.params.skip_special_tokens:
+            return {}
+        ids = zip(tokenizer.convert_tokens_to_ids(list(stops)), stops, strict=True)
+        return {token_id: stop for token_id, stop in ids if token_id in tokenizer.skipped_ids}
 
     def continue_behind(self, prompt_token_ids: Sequence[int]) -> None:
         """The text goes on behind another prompt: what comes next follows on that, not on the text so far."""
@@ -199,18 +215,27 @@ class Detokenizer:
             text = stream.step(token_id)
             if text and (stop := self._add(text)) is not None:
                 return stop
-            if self._finder is not None and len(self.token_ids) <= self.min_tokens:
-                self._search_from = len(self.output_text)
+            if token_id in self._special_stops and len(self.token_ids) > self.min_tokens:
+                return self._stop_at_special(stream, self._special_stops[token_id])
         if finished and (text := stream.flush()):
             return self._add(text)
         return None
+
+    def _stop_at_special(self, stream: TokenStream, stop: str) -> str:
+        """End at a special token that the text does not show; a stop string in what was held back comes first."""
+        text = stream.flush()
+        if text and (earlier := self._add(text)) is not None:
+            return earlier
+        if self.keep_stop:
+            self.output_text += stop
+        return stop
 
     def _add(self, text: str) -> str | None:
         self.output_text += text
         finder = self._finder
         if finder is None or len(self.token_ids) <= self.min_tokens:
             return None
-        match = finder.find(self.output_text, len(text), self._search_from)
+        match = finder.find(self.output_text, len(text))
         if match is None:
             return None
         self.output_text = self.output_text[: match.length]

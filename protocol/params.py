@@ -308,11 +308,12 @@ class SamplingParams(msgspec.Struct, metaclass=_SuggestsFields, omit_defaults=Tr
             reject("bad_words", self.bad_words, "empty when the engine has no tokenizer")
         self._bad_words_token_ids = []
         for word in self.bad_words:
-            bare = tokenizer.encode(word.lstrip() or word, add_special_tokens=False)
-            spaced = tokenizer.encode(" " + word.lstrip(), add_special_tokens=False)
-            if not bare:
+            variants = _spellings(tokenizer, word)
+            if not variants[0]:
                 reject("bad_words", word, "text that the tokenizer encodes to at least one token")
-            for token_ids in (bare, spaced) if spaced != bare else (bare,):
+            for position, token_ids in enumerate(variants):
+                if token_ids in variants[:position]:
+                    continue
                 if vocab_size is not None:
                     below_vocab("bad_words", token_ids, vocab_size)
                 self._bad_words_token_ids.append(list(token_ids))
@@ -360,6 +361,21 @@ class SamplingParams(msgspec.Struct, metaclass=_SuggestsFields, omit_defaults=Tr
     @property
     def bad_words_token_ids(self) -> list[list[int]] | None:
         return self._bad_words_token_ids
+
+
+def _spellings(tokenizer: SupportsEncode, word: str) -> list[list[int]]:
+    """A bad word's tokens at the start of a text and behind a space.
+
+    A word that begins with other white space has no such variant: it follows on whatever precedes it.
+    """
+    bare = word.lstrip(" ")
+    if bare and not bare[0].isspace():
+        return [tokenizer.encode(text, add_special_tokens=False) for text in (bare, " " + bare)]
+    alone = tokenizer.encode(word, add_special_tokens=False)
+    letter = tokenizer.encode("a", add_special_tokens=False)
+    behind = tokenizer.encode("a" + word, add_special_tokens=False)
+    # Some tokenizers put a space in front of every text, which is not there behind a letter.
+    return [alone, behind[len(letter) :]] if behind[: len(letter)] == letter else [alone]
 
 
 _SWITCHES = (

@@ -60,12 +60,12 @@ def joined(outputs: list[RequestOutput]) -> str:
     return "".join(output.outputs[0].text for output in outputs)
 
 
-def first_stop(text: str, stops: list[str], not_before: int = 0) -> tuple[int, int, str] | None:
+def first_stop(text: str, stops: list[str], ends_behind: int = 0) -> tuple[int, int, str] | None:
     """(end, begin, stop) of the stop string that is complete first, found character by character."""
-    for end in range(len(text) + 1):
-        for stop in sorted(stops, key=len, reverse=True):
+    for end in range(ends_behind + 1, len(text) + 1):
+        for stop in stops:
             begin = end - len(stop)
-            if begin >= not_before and text[begin:end] == stop:
+            if begin >= 0 and text[begin:end] == stop:
                 return end, begin, stop
     return None
 
@@ -129,7 +129,7 @@ def test_joined_deltas_equal_the_cumulative_text(
         so_far = output.outputs[0].text
     if which == "byte level":
         assert whole == tokenizer.decode(token_ids, skip_special_tokens=options["skip_special_tokens"])
-    match = first_stop(whole, stops, not_before=len(joined(unstopped[: options["min_tokens"]])))
+    match = first_stop(whole, stops, ends_behind=len(joined(unstopped[: options["min_tokens"]])))
     end, begin, stop = match or (len(whole), len(whole), None)
     assert final == whole[: end if options["include_stop_str_in_output"] else begin]
     assert [runs[kind][-1].outputs[0].stop_reason for kind in RequestOutputKind] == [stop] * 3
@@ -172,6 +172,45 @@ def test_the_stop_string_that_is_complete_first_ends_the_text_whatever_the_listi
         assert text_of(outputs) == "one "
 
 
+@pytest.mark.parametrize("stops", [["two", "o two"], ["o two", "two"]])
+def test_of_stop_strings_that_end_together_the_first_listed_counts(
+    byte_level: Tokenizer, generate: Generate, stops: list[str]
+) -> None:
+    token_ids = byte_level.encode("no two three", add_special_tokens=False)
+    outputs = generate(byte_level, token_ids, SamplingParams(stop=stops))
+    assert outputs[-1].outputs[0].stop_reason == stops[0]
+    assert text_of(outputs) == "no two".removesuffix(stops[0])
+
+
+@pytest.mark.parametrize("include", [True, False])
+@pytest.mark.parametrize("kind", [CUMULATIVE, DELTA, FINAL_ONLY])
+def test_a_stop_string_may_be_a_special_token_that_the_text_leaves_out(
+    byte_level: Tokenizer, generate: Generate, kind: RequestOutputKind, include: bool
+) -> None:
+    token_ids = byte_level.encode("one<|im_start|>two<|im_end|>three", add_special_tokens=False)
+    stop = "<|im_end|>"
+    params = SamplingParams(stop=["x", stop], include_stop_str_in_output=include, max_tokens=100, output_kind=kind)
+    outputs = generate(byte_level, token_ids, params)
+    assert (joined(outputs) if kind is DELTA else text_of(outputs)) == "onetwo" + (stop if include else "")
+    assert (outputs[-1].outputs[0].finish_reason, outputs[-1].outputs[0].stop_reason) == ("stop", stop)
+
+
+def test_a_special_token_stops_nothing_before_min_tokens(byte_level: Tokenizer, generate: Generate) -> None:
+    token_ids = byte_level.encode("<|im_end|>a<|im_end|>", add_special_tokens=False)
+    for min_tokens, length in ((0, 1), (1, 3), (2, 3)):
+        params = SamplingParams(stop=["<|im_end|>"], min_tokens=min_tokens, max_tokens=100)
+        outputs = generate(byte_level, token_ids, params)
+        assert len(outputs[-1].outputs[0].token_ids) == length
+
+
+def test_a_stop_string_may_begin_before_min_tokens_and_end_behind(byte_level: Tokenizer, generate: Generate) -> None:
+    token_ids = [token for char in "abcd" for token in byte_level.encode(char, add_special_tokens=False)]
+    outputs = generate(byte_level, token_ids, SamplingParams(stop=["bc"], min_tokens=2, max_tokens=100))
+    assert text_of(outputs) == "a" and outputs[-1].outputs[0].stop_reason == "bc"
+    outputs = generate(byte_level, token_ids, SamplingParams(stop=["bc"], min_tokens=3, max_tokens=100))
+    assert text_of(outputs) == "abcd"
+
+
 def test_stop_strings_do_not_match_before_min_tokens(byte_level: Tokenizer, generate: Generate) -> None:
     text = "ab" * 20
     token_ids = [token for char in text for token in byte_level.encode(char, add_special_tokens=False)]
@@ -179,7 +218,7 @@ def test_stop_strings_do_not_match_before_min_tokens(byte_level: Tokenizer, gene
     for min_tokens in range(12):
         params = SamplingParams(stop=["ba"], min_tokens=min_tokens, max_tokens=100)
         outputs = generate(byte_level, token_ids, params)
-        end, begin, _ = first_stop(text, ["ba"], not_before=min_tokens) or (0, 0, "")
+        end, begin, _ = first_stop(text, ["ba"], ends_behind=min_tokens) or (0, 0, "")
         assert text_of(outputs) == text[:begin]
         assert len(outputs[-1].outputs[0].token_ids) == end > min_tokens
 
@@ -240,10 +279,28 @@ def test_the_prompt_decides_whether_the_first_word_brings_a_space(
     assert text_of(outputs) == " the world"
 
 
-def test_a_prompt_that_ends_inside_a_character_is_not_repeated(byte_level: Tokenizer, generate: Generate) -> None:
-    whole = byte_level.encode("so 👩 it is", add_special_tokens=False)
-    inside = next(at for at in range(len(whole)) if byte_level.decode(whole[:at]).endswith("\ufffd"))
-    outputs = generate(byte_level, whole[inside:], SamplingParams(max_tokens=100), prompt=whole[:inside])
+@pytest.mark.parametrize("name", ["byte level", "byte fallback"])
+@pytest.mark.parametrize("kind", [CUMULATIVE, DELTA, FINAL_ONLY])
+def test_a_character_that_the_prompt_begins_appears_once(
+    tokenizers: dict[str, Tokenizer], generate: Generate, name: str, kind: RequestOutputKind
+) -> None:
+    tokenizer = tokenizers[name]
+    whole = tokenizer.encode("so 👩 it is", add_special_tokens=False)
+    inside = [at for at in range(1, len(whole)) if tokenizer.decode(whole[:at]).endswith("\ufffd")]
+    assert inside
+    for at in inside:
+        params = SamplingParams(max_tokens=100, output_kind=kind)
+        outputs = generate(tokenizer, whole[at:], params, prompt=whole[:at])
+        assert (joined(outputs) if kind is DELTA else text_of(outputs)) == "👩 it is"
+
+
+def test_a_character_that_the_prompt_begins_and_nobody_ends_stays_away(
+    byte_level: Tokenizer, generate: Generate
+) -> None:
+    whole = byte_level.encode("so 👩", add_special_tokens=False)
+    at = next(at for at in range(1, len(whole)) if byte_level.decode(whole[:at]).endswith("\ufffd"))
+    following = byte_level.encode(" it is", add_special_tokens=False)
+    outputs = generate(byte_level, following, SamplingParams(max_tokens=100), prompt=whole[:at])
     assert text_of(outputs) == " it is"
 
 

@@ -119,6 +119,22 @@ def test_bad_words_are_banned_at_the_start_and_behind_a_space() -> None:
     assert params.bad_words_token_ids == expected
 
 
+@pytest.mark.parametrize(
+    ("word", "token_ids"),
+    [
+        ("\n\n", [[10, 10]]),
+        ("\t", [[9]]),
+        ("\nthe", [[10, 116, 104, 101]]),
+        (" ", [[32]]),
+        (" \n", [[510], [32, 10]]),  # at the start of a text, and behind one
+    ],
+)
+def test_a_bad_word_that_begins_with_white_space_bans_nothing_but_itself(word: str, token_ids: list[list[int]]) -> None:
+    params = SamplingParams(bad_words=[word])
+    params.update_bad_words(LetterTokenizer(), VOCAB)
+    assert params.bad_words_token_ids == token_ids
+
+
 def test_bad_words_that_cannot_be_banned_are_refused() -> None:
     with pytest.raises(VLLMValidationError, match="bad_words must be empty when the engine has no tokenizer"):
         SamplingParams(bad_words=["a"]).update_bad_words(None)
