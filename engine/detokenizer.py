@@ -181,8 +181,9 @@ class Detokenizer:
         tokenizer, stops = self.tokenizer, self.params.stop
         if tokenizer is None or not stops or not self.params.skip_special_tokens:
             return {}
-        ids = zip(tokenizer.convert_tokens_to_ids(list(stops)), stops, strict=True)
-        return {token_id: stop for token_id, stop in ids if token_id in tokenizer.skipped_ids}
+        skipped = sorted(tokenizer.skipped_ids)
+        names = zip(skipped, tokenizer.convert_ids_to_tokens(skipped), strict=True)
+        return {token_id: name for token_id, name in names if name in stops}
 
     def continue_behind(self, prompt_token_ids: Sequence[int]) -> None:
         """The text goes on behind another prompt: what comes next follows on that, not on the text so far."""

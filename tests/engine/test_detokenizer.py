@@ -195,6 +195,18 @@ def test_a_stop_string_may_be_a_special_token_that_the_text_leaves_out(
     assert (outputs[-1].outputs[0].finish_reason, outputs[-1].outputs[0].stop_reason) == ("stop", stop)
 
 
+def test_a_stop_string_that_is_no_token_is_not_taken_for_the_unknown_one(
+    tokenizers: dict[str, Tokenizer], generate: Generate
+) -> None:
+    tokenizer = tokenizers["byte fallback"]
+    assert tokenizer.unk_token_id in tokenizer.skipped_ids
+    token_ids = [tokenizer.unk_token_id, *tokenizer.encode("one two", add_special_tokens=False)]
+    outputs = generate(tokenizer, token_ids, SamplingParams(stop=["never there"], max_tokens=100))
+    assert (text_of(outputs).strip(), outputs[-1].outputs[0].stop_reason) == ("one two", None)
+    outputs = generate(tokenizer, token_ids, SamplingParams(stop=["<unk>"], max_tokens=100))
+    assert (text_of(outputs), outputs[-1].outputs[0].stop_reason) == ("", "<unk>")
+
+
 def test_a_special_token_stops_nothing_before_min_tokens(byte_level: Tokenizer, generate: Generate) -> None:
     token_ids = byte_level.encode("<|im_end|>a<|im_end|>", add_special_tokens=False)
     for min_tokens, length in ((0, 1), (1, 3), (2, 3)):
