@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from ..protocol.gguf_file import first_part, is_gguf
+from ..protocol.json_files import read_json, write_json
 from . import hub
 from .cached_folder import CacheNotWritableError, cache_dir, filled_folder, is_intact
 from .gguf_metadata import generation_config_from_gguf, hf_config_from_gguf, read_metadata
 from .gguf_tokenizer import convert_gguf_tokenizer
-from .json_files import read_json, write_json
 
 logger = logging.getLogger("corespan.engine")
 

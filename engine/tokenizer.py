@@ -18,12 +18,12 @@ import tokenizers
 from tokenizers import AddedToken
 
 from ..protocol.config import ModelConfig
+from ..protocol.json_files import read_json_if_there
 from ..protocol.param_checks import check_end_ids
+from ..protocol.tokenizer_files import Token, TokenizerSettings, missing_tokens, read_tokenizer, str_of, tokenizer_path
 from .batch_encoding import BatchEncoding, Lengths, resolve_lengths
 from .chat_template import choose_template, render_chat_template
-from .json_files import read_json_if_there
 from .token_bound import TokenBound, token_bound
-from .tokenizer_files import Token, TokenizerSettings, read_settings, tokenizer_path
 
 _CLEANED_UP = (" .", " ?", " !", " ,", " n't", " 'm", " 's", " 've", " 're")  # these lose their space
 _NOT_COPIED = ("_cutting_backend_lock", "_cutting_backend")
@@ -44,17 +44,11 @@ def get_tokenizer(model_config: ModelConfig) -> "Tokenizer | None":
 
 def load_tokenizer(folder: str, trust_remote_code: bool = False) -> "Tokenizer":
     """The tokenizer kept in `folder`. Raises ValueError or OSError where there is none that can be read."""
-    path = tokenizer_path(Path(folder))
-    if not path.is_file() or (trust_remote_code and _brings_code(Path(folder))):
+    if not tokenizer_path(Path(folder)).is_file() or (trust_remote_code and _brings_code(Path(folder))):
         from .transformers_tokenizer import load_with_transformers
 
         return load_with_transformers(folder, trust_remote_code)
-    text = path.read_text(encoding="utf-8")
-    try:
-        backend = tokenizers.Tokenizer.from_str(text)
-    except Exception as error:  # the library raises nothing more specific
-        raise ValueError(f"{path} cannot be read as a tokenizer: {error}") from error
-    return Tokenizer(backend, read_settings(Path(folder), backend, is_byte_level='"ByteLevel"' in text))
+    return Tokenizer(*read_tokenizer(Path(folder)))
 
 
 def _brings_code(folder: Path) -> bool:
@@ -116,7 +110,7 @@ class Tokenizer:
         backend.no_truncation()
         backend.no_padding()
         backend.encode_special_tokens = settings.split_special_tokens
-        backend.add_tokens(_missing_tokens(backend, settings))
+        backend.add_tokens(missing_tokens(backend, settings))
         added = backend.get_added_tokens_decoder()
         self.skipped_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         """The ids that decoding with `skip_special_tokens` leaves out."""
@@ -517,26 +511,6 @@ class Tokenizer:
     ) -> str:
         """The template's text; see `apply_chat_template`."""
         return choose_template(self.chat_template, chat_template, with_tools=tools is not None)
-
-
-def _missing_tokens(backend: "tokenizers.Tokenizer", settings: TokenizerSettings) -> list[AddedToken]:
-    """What the settings add to the tokens that `tokenizer.json` lists, or list otherwise than that does."""
-    present = backend.get_added_tokens_decoder().values()
-    known = {repr(token) for token in present}
-    missing = [token for token in settings.added_tokens if repr(token) not in known]
-    contents = {token.content for token in (*present, *missing)}
-    named = {str_of(token) for token in settings.special_tokens.values()}
-    for token in (*settings.special_tokens.values(), *settings.extra_special_tokens):
-        if str_of(token) not in contents:
-            missing.append(AddedToken(token, special=True) if isinstance(token, str) else token)
-            contents.add(str_of(token))
-    for token in missing:
-        token.special = token.special or token.content in named
-    return missing
-
-
-def str_of(token: Token) -> str:
-    return token if isinstance(token, str) else str(token.content)
 
 
 def _default(chosen: bool | None, default: bool) -> bool:

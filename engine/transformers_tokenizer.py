@@ -8,9 +8,9 @@ from typing import Any
 
 from tokenizers import AddedToken
 
+from ..protocol.tokenizer_files import Token, TokenizerSettings
 from .batch_encoding import BatchEncoding
 from .tokenizer import Tokenizer, check_encodable
-from .tokenizer_files import Token, TokenizerSettings
 
 
 def load_with_transformers(folder: str, trust_remote_code: bool) -> Tokenizer:

@@ -5,7 +5,6 @@ in each step that samples, and hands every sampled token to `accept_token`. A re
 request and follows from its output tokens alone: preemption leaves it untouched and a restarted core rebuilds it.
 """
 
-import json
 import logging
 import os
 import threading
@@ -13,7 +12,6 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import llguidance
 import msgspec
@@ -21,6 +19,7 @@ import numpy as np
 
 from ...protocol.config import ModelConfig, VllmConfig
 from ...protocol.structured_outputs import StructuredOutputsParams
+from ...protocol.tokenizer_files import missing_tokens, read_tokenizer, str_of
 from ..scheduler.request import Request
 from .grammar import compiled, grammar_text
 
@@ -126,29 +125,17 @@ def _load_tokenizer(model_config: ModelConfig) -> llguidance.LLTokenizer:
     """Raises ValueError when there is no tokenizer, or it cannot be read."""
     if model_config.tokenizer is None:
         raise ValueError("structured outputs need a tokenizer; the engine has none")
-    path = Path(model_config.tokenizer) / "tokenizer.json"
-    text = path.read_text(encoding="utf-8")
-    eos_token_ids = sorted(_eos_token_ids(model_config, json.loads(text))) or None
+    backend, settings = read_tokenizer(Path(model_config.tokenizer))
+    backend.add_tokens(missing_tokens(backend, settings))
+    end_token = settings.special_tokens.get("eos_token")
+    end_ids = _as_ids(None if end_token is None else backend.token_to_id(str_of(end_token)))
+    for config in (model_config.generation_config, model_config.hf_config):
+        end_ids |= _as_ids(config.get("eos_token_id"))
+    text, eos_token = backend.to_str(), sorted(end_ids) or None
     try:
-        return llguidance.LLTokenizer(text, n_vocab=model_config.vocab_size, eos_token=eos_token_ids)
+        return llguidance.LLTokenizer(text, n_vocab=model_config.vocab_size, eos_token=eos_token)
     except ValueError:  # ids beyond the model's vocabulary; their bits are cut off the masks
-        return llguidance.LLTokenizer(text, eos_token=eos_token_ids)
-
-
-def _eos_token_ids(model_config: ModelConfig, tokenizer: dict[str, Any]) -> set[int]:
-    """End tokens that the model's configs and the tokenizer's name."""
-    token_ids = _as_ids(model_config.generation_config.get("eos_token_id"))
-    token_ids |= _as_ids(model_config.hf_config.get("eos_token_id"))
-    config: dict[str, Any] = {}
-    for name in ("tokenizer_config.json", "special_tokens_map.json"):
-        path = Path(model_config.tokenizer or "") / name
-        if path.exists() and "added_tokens_decoder" not in config:  # beside which the map does not count
-            config |= json.loads(path.read_text(encoding="utf-8"))
-    eos = config.get("eos_token")
-    content = eos.get("content") if isinstance(eos, dict) else eos
-    token_ids |= {added["id"] for added in tokenizer.get("added_tokens", ()) if added["content"] == content}
-    token_ids |= _as_ids(tokenizer.get("model", {}).get("vocab", {}).get(content))
-    return token_ids
+        return llguidance.LLTokenizer(text, eos_token=eos_token)
 
 
 def _as_ids(value: int | Iterable[int] | None) -> set[int]:

@@ -135,6 +135,37 @@ def test_the_end_token_is_found_wherever_the_tokenizers_files_name_it(tmp_path: 
     manager.shutdown()
 
 
+@pytest.mark.parametrize("file", ["added_tokens.json", "tokenizer_config.json"])
+def test_tokens_that_only_the_other_files_add_count_in_grammars(tmp_path: Path, file: str) -> None:
+    """An end token, a token of plain text, and one that a structural tag waits for."""
+    write_tokenizer(tmp_path)
+    added = {"<end>": 512, "digits": 513, "<call>": 514}
+    fields: dict[str, Any] = {"eos_token": "<end>", "extra_special_tokens": ["<call>"]}
+    if file == "added_tokens.json":
+        (tmp_path / file).write_text(json.dumps(added))
+    else:
+        listed = {index: {"content": text, "special": text != "digits"} for text, index in added.items()}
+        fields["added_tokens_decoder"] = listed
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(fields))
+    config = config_for(str(tmp_path), 515)
+    config.model_config.hf_config.pop("eos_token_id")
+    manager = StructuredOutputManager(config)
+    tag = json.dumps({"structures": [{"begin": "<call>", "schema": {"enum": [1]}, "end": "."}], "triggers": ["<call>"]})
+
+    request = ready(manager, request_for(regex="(digits)?"))
+    tagged = ready(manager, request_for(structural_tag=tag))
+
+    assert {512, 513} <= allowed(manager, request)
+    assert 514 not in allowed(manager, request)
+    assert manager.accept_token(request, 513)
+    assert allowed(manager, request) == {512}
+    assert 514 in allowed(manager, tagged)
+    assert manager.accept_token(tagged, 514)
+    (one,) = Tokenizer.from_file(str(tmp_path / "tokenizer.json")).encode("1", add_special_tokens=False).ids
+    assert allowed(manager, tagged) == {one}
+    manager.shutdown()
+
+
 @pytest.mark.parametrize("trigger", ["<tool", "<|im_start|>"], ids=["text", "special token"])
 def test_a_structural_tag_leaves_text_free_until_a_trigger_and_then_demands_its_structure(
     manager: StructuredOutputManager, tokenizer: Tokenizer, trigger: str

@@ -1,7 +1,7 @@
 """Reads what a model's folder says about its tokenizer, from every file that transformers reads, in its order.
 
-Called by `load_tokenizer`. How text is cut and merged is `tokenizer.json`'s affair alone; here are the special tokens,
-added tokens, chat templates and defaults around it.
+Called by `load_tokenizer` and for the core's grammars. How text is cut and merged is `tokenizer.json`'s affair alone;
+here are the special tokens, added tokens, chat templates and defaults around it.
 """
 
 import re
@@ -64,7 +64,21 @@ def tokenizer_path(folder: Path) -> Path:
     return folder / chosen
 
 
-def read_settings(folder: Path, backend: tokenizers.Tokenizer, is_byte_level: bool) -> TokenizerSettings:
+def read_tokenizer(folder: Path) -> tuple[tokenizers.Tokenizer, TokenizerSettings]:
+    """What the folder's `tokenizer.json` gives, without `missing_tokens`, and what its other files say.
+
+    Raises OSError or ValueError where one of them cannot be read.
+    """
+    path = tokenizer_path(folder)
+    text = path.read_text(encoding="utf-8")
+    try:
+        backend = tokenizers.Tokenizer.from_str(text)
+    except Exception as error:  # the library raises nothing more specific
+        raise ValueError(f"{path} cannot be read as a tokenizer: {error}") from error
+    return backend, _read_settings(folder, backend, is_byte_level='"ByteLevel"' in text)
+
+
+def _read_settings(folder: Path, backend: tokenizers.Tokenizer, is_byte_level: bool) -> TokenizerSettings:
     """What the folder's files say. `backend` is what its `tokenizer.json` gives.
 
     Raises ValueError naming file and field for what is none of the forms that transformers reads.
@@ -93,6 +107,26 @@ def read_settings(folder: Path, backend: tokenizers.Tokenizer, is_byte_level: bo
         clean_up_tokenization_spaces=bool(config.get("clean_up_tokenization_spaces", False)),
         split_special_tokens=bool(config.get("split_special_tokens", False)),
     )
+
+
+def missing_tokens(backend: tokenizers.Tokenizer, settings: TokenizerSettings) -> list[AddedToken]:
+    """What the settings add to the tokens that `tokenizer.json` lists, or list otherwise than that does."""
+    present = backend.get_added_tokens_decoder().values()
+    known = {repr(token) for token in present}
+    missing = [token for token in settings.added_tokens if repr(token) not in known]
+    contents = {token.content for token in (*present, *missing)}
+    named = {str_of(token) for token in settings.special_tokens.values()}
+    for token in (*settings.special_tokens.values(), *settings.extra_special_tokens):
+        if str_of(token) not in contents:
+            missing.append(AddedToken(token, special=True) if isinstance(token, str) else token)
+            contents.add(str_of(token))
+    for token in missing:
+        token.special = token.special or token.content in named
+    return missing
+
+
+def str_of(token: Token) -> str:
+    return token if isinstance(token, str) else str(token.content)
 
 
 def _class_name(config: Mapping[str, Any], hf_config: Mapping[str, Any], is_byte_level: bool) -> str:
