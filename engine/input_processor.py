@@ -3,6 +3,7 @@
 Whatever is wrong with a request is raised here, in the caller's face, before anything is sent.
 """
 
+import itertools
 import math
 import secrets
 from collections.abc import Callable, Mapping, Sequence
@@ -28,6 +29,7 @@ class InputProcessor:
     def __init__(self, vllm_config: VllmConfig, tokenizer: Tokenizer | None, renderer: Renderer | None = None) -> None:
         self.model_config = vllm_config.model_config
         self.tokenizer = tokenizer
+        self._generations = itertools.count(1)
         self.renderer = renderer or Renderer(self.model_config, tokenizer)
         self._generation_config = dict(self.model_config.generation_config)
         if "eos_token_id" in self.model_config.hf_config:
@@ -104,7 +106,9 @@ class InputProcessor:
         if request.external_req_id is not None:
             raise ValueError(f"the request {request.external_req_id!r} has its internal id already; make a new request")
         request.external_req_id = request.request_id
-        if not envs.VLLM_DISABLE_REQUEST_ID_RANDOMIZATION:
+        if envs.VLLM_DISABLE_REQUEST_ID_RANDOMIZATION:
+            request.generation = next(self._generations)
+        else:
             request.request_id = f"{request.request_id}-{secrets.token_hex(4)}"
 
     def _check_params(self, params: SamplingParams) -> None:

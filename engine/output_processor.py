@@ -124,6 +124,10 @@ class OutputProcessor:
             state = states.get(output.request_id)
             if state is None:
                 continue
+            if state.awaited_generation is not None:
+                if output.generation != state.awaited_generation:
+                    continue  # the last of a request that had this id before and was aborted
+                state.awaited_generation = None
             if iteration_stats is not None and state.stats is not None:
                 iteration_stats.update_from_output(output, engine_core_timestamp, state.stats)
             finish_reason, stop_reason = output.finish_reason, output.stop_reason

@@ -35,6 +35,7 @@ class RequestState:
         "_pieces",
         "_prompt_logprobs_returned",
         "_stream_interval",
+        "awaited_generation",
         "ending",
         "detokenizer",
         "external_req_id",
@@ -69,6 +70,7 @@ class RequestState:
         params = request.sampling_params
         self.request = request
         self.request_id = request.request_id
+        self.awaited_generation: int | None = request.generation  # None once the request's own outputs have begun
         self.external_req_id = request.external_req_id or request.request_id
         self.prompt = prompt
         self.prompt_token_ids = request.prompt_token_ids

@@ -57,7 +57,8 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, omit_defaults=True, gc=F
     """What one step added to one request.
 
     `stop_reason` is the stop token's id, or what went wrong (`FinishReason.ERROR`), or "repetition_detected"
-    (`FinishReason.REPETITION`). `trace_headers` are the request's own, on the output that ends it.
+    (`FinishReason.REPETITION`). `trace_headers` are the request's own, on the output that ends it, and `generation` is,
+    on the first one.
     """
 
     request_id: str
@@ -69,6 +70,7 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, omit_defaults=True, gc=F
     events: list[EngineCoreEvent] | None = None
     prefill_stats: PrefillStats | None = None
     trace_headers: dict[str, str] | None = None
+    generation: int = 0
 
     @property
     def finished(self) -> bool:

@@ -24,6 +24,7 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, omit_defaults=True, gc=
     `noise_seed` decides every random choice of the request, whether or not the caller gave a seed, so that a request
     which is preempted or moved to a new core goes on with the tokens it would have had.
     `output_token_ids` are tokens generated before (by a core that has since died); generation continues behind them.
+    `generation` tells requests apart that have one id, one after the other; their first output carries it.
     `prompt_embeds`: [num_prompt_tokens, hidden_size] float32, in place of token ids.
     """
 
@@ -40,6 +41,7 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, omit_defaults=True, gc=
     prompt_embeds: np.ndarray | None = None
     output_token_ids: list[int] = []
     resumable: bool = False  # more prompt may follow under the same id
+    generation: int = 0
 
 
 REQUEST_SHUTDOWN = "request_shutdown"

@@ -119,6 +119,18 @@ def test_without_random_ids_a_live_id_is_refused_whichever_of_the_two_has_severa
     assert runner.is_idle()
 
 
+def test_without_random_ids_nothing_of_an_aborted_request_reaches_the_next_of_its_id(
+    runner: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_DISABLE_REQUEST_ID_RANDOMIZATION", "1")
+    (alone,) = runner.generate(PROMPTS[1], greedy(8))
+    for abort_after in (1, 3, 5):
+        runner.stream(PROMPTS[0], greedy(400), request_id="twin", abort_after=abort_after)
+        again = runner.stream(PROMPTS[1], greedy(8), request_id="twin")[-1]
+        assert again.finished and tokens([again]) == tokens([alone])
+    assert runner.is_idle()
+
+
 @pytest.mark.parametrize("name", [name for name in ODD_ERRORS if name != "KeyboardInterrupt"])  # that may be Ctrl-C
 def test_whatever_a_tokenizer_raises_is_the_error_of_its_request(
     runner: Any, monkeypatch: pytest.MonkeyPatch, name: str

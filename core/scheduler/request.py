@@ -67,6 +67,7 @@ class Request:
         "noise_seed",
         "cache_salt",
         "trace_headers",
+        "generation",
         "prompt_embeds",
         "resumable",
         "pending_prompts",
@@ -107,6 +108,7 @@ class Request:
         self.noise_seed = request.noise_seed
         self.cache_salt = request.cache_salt
         self.trace_headers = request.trace_headers
+        self.generation = request.generation  # 0 once an output has carried it
         self.prompt_embeds = request.prompt_embeds
         self.resumable = request.resumable
         self.pending_prompts: deque[Request] = deque()  # of a streamed prompt; a non-resumable one ends it

@@ -190,7 +190,7 @@ class Scheduler(RequestLedger):
                 stopped = not self._grammars.accept(request, token_id)
             if request.num_logprobs is not None and logprobs is not None:
                 outputs.add(request, [token_id], row_of(logprobs, row, request.num_logprobs))
-            elif stopped or request.events or request.prefill_stats is not None:
+            elif stopped or request.events or request.prefill_stats is not None or request.generation:
                 outputs.add(request, [token_id])
             else:
                 outputs.add_token(request, token_id)

@@ -31,6 +31,9 @@ class StepOutputs:
         if request.events:
             output.events = request.events
             request.events = []
+        if request.generation:
+            output.generation = request.generation
+            request.generation = 0
         if request.prefill_stats is not None:
             output.prefill_stats = request.prefill_stats
             request.prefill_stats = None

@@ -123,6 +123,27 @@ def test_higher_priority_goes_first_when_places_are_few(make_engine: Any) -> Non
     assert finished == ["high", "low", "lower"]
 
 
+@pytest.mark.parametrize("multiprocess", [False, True])
+def test_what_is_on_its_way_of_an_aborted_request_is_not_taken_for_the_next_ones(
+    make_engine: Any, monkeypatch: pytest.MonkeyPatch, multiprocess: bool
+) -> None:
+    monkeypatch.setenv("VLLM_DISABLE_REQUEST_ID_RANDOMIZATION", "1")
+    engine = make_engine(multiprocess=multiprocess)
+    answers = []
+    for _ in range(2):
+        engine.add_request("twin", {"prompt_token_ids": [8, 9]}, greedy(8))
+        while engine.has_unfinished_requests():
+            last = engine.step()
+        answers.append(list(last[0].outputs[0].token_ids))
+        engine.add_request("twin", {"prompt_token_ids": [5, 6, 7]}, greedy(400))
+        engine.step()
+        for _ in range(3):
+            engine.is_sleeping()  # outputs that come before the answer are kept for the next step
+        engine.abort_request(["twin"])
+    assert answers[0] == answers[1]
+    assert len(answers[0]) == 8
+
+
 def test_a_failure_between_registering_and_sending_leaves_nothing(
     make_engine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,7 +32,7 @@ async def test_a_stream_nobody_reads_holds_one_output_and_holds_nobody_up(
     assert await asyncio.gather(*readers) == [expected[:100]] * 8
     await engine.wait_for_requests_to_drain(120)
 
-    assert not engine.engine_core._inbox._outputs  # type: ignore[attr-defined]
+    assert not engine.engine_core._receiver._outputs  # type: ignore[attr-defined]
     for collector in unread:
         output = collector.get_nowait()
         assert output is not None and output.finished
