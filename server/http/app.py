@@ -14,10 +14,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from . import admin, probes, text
+from .anthropic import count_tokens, create_message
 from .chat import create_chat_completion
 from .completions import create_completion
 from .errors import ApiError, as_api_error
-from .middleware import Gate, style_of
+from .middleware import Gate, route_path, style_of
 from .responses import ClientGone, error_response
 from .server import Server, server_of
 
@@ -50,6 +51,8 @@ ENDPOINTS = (
     Endpoint("/v1/completions/render", text.render_completion),
     Endpoint("/v1/chat/completions", create_chat_completion, generates=True),
     Endpoint("/v1/chat/completions/render", text.render_chat),
+    Endpoint("/v1/messages", create_message, generates=True),
+    Endpoint("/v1/messages/count_tokens", count_tokens),
     Endpoint("/tokenize", text.tokenize),
     Endpoint("/detokenize", text.detokenize),
     Endpoint("/tokenizer_info", text.tokenizer_info, ("GET",)),
@@ -110,7 +113,7 @@ def _guarded(endpoint: Endpoint) -> Handler:
 async def _http_error(request: Request, error: Exception) -> Response:
     """Starlette's own errors: no such path, no such method."""
     assert isinstance(error, HTTPException)
-    path = request.url.path
+    path = route_path(request.scope)
     message = str(error.detail)
     if error.status_code == 404:
         known = {endpoint.path for endpoint in ENDPOINTS}

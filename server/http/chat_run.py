@@ -166,7 +166,8 @@ class ChatRun:
             schema = function.get("parameters") or {"type": "object", "properties": {}}
             structured = StructuredOutputsParams(json=json.dumps(schema))
         elif mode == "required":
-            structured = StructuredOutputsParams(json=json.dumps(required_schema(self.functions)))
+            only_one = body.parallel_tool_calls is False
+            structured = StructuredOutputsParams(json=json.dumps(required_schema(self.functions, only_one)))
         max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         params = sampling_params(
             body,

@@ -66,7 +66,7 @@ class Gate:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        path = _route_path(scope)
+        path = route_path(scope)
         counted = path not in UNCOUNTED_PATHS
         exchange = _Exchange(request_id_of(Request(scope)), send)
         self.server.num_requests += counted
@@ -115,10 +115,10 @@ def too_large(limit: int) -> ApiError:
 
 
 def style_of(path: str, server: Server) -> ErrorStyle:
-    return "anthropic" if path.startswith("/v1/messages") else server.options.error_style
+    return "anthropic" if f"{path}/".startswith("/v1/messages/") else server.options.error_style
 
 
-def _route_path(scope: Scope) -> str:
+def route_path(scope: Scope) -> str:
     """The path below the root path."""
     path, root = str(scope["path"]), str(scope.get("root_path", ""))
     return path[len(root) :] if root and path.startswith(root + "/") else path

@@ -76,8 +76,8 @@ class RequiredCalls(ToolParser):
         return True
 
 
-def required_schema(tools: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """The JSON schema of at least one call of one of the functions."""
+def required_schema(tools: Iterable[dict[str, Any]], only_one: bool = False) -> dict[str, Any]:
+    """The JSON schema of at least one call of one of the functions, or of exactly one."""
     calls = [
         {
             "type": "object",
@@ -90,4 +90,5 @@ def required_schema(tools: Iterable[dict[str, Any]]) -> dict[str, Any]:
         }
         for tool in tools
     ]
-    return {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
+    schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
+    return schema | {"maxItems": 1} if only_one else schema

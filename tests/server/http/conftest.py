@@ -7,6 +7,7 @@ import httpx
 import pytest
 from clients import SMALL_ENGINE
 from http_server import ServerThread, serve_engine
+from scripted_model import Scripted, serve_scripted
 
 from corespan.server.serve_options import ServeOptions
 
@@ -30,3 +31,10 @@ def openai_client(tiny_server: ServerThread) -> Any:
     import openai
 
     return openai.OpenAI(base_url=f"{tiny_server.url}/v1", api_key="EMPTY", max_retries=0)
+
+
+@pytest.fixture(scope="session")
+def scripted(tiny_server: ServerThread) -> Iterator[Scripted]:
+    serving = serve_scripted(tiny_server.server.models.loaded()[0].engine)
+    yield serving
+    serving.thread.close()
