@@ -39,6 +39,10 @@ class AsyncMPClient(AsyncEngineCoreClient):
     async def get_output_async(self) -> EngineCoreOutputs:
         return await self._receiver.next_outputs()
 
+    @property
+    def has_output(self) -> bool:
+        return self._receiver.has_outputs
+
     async def add_request_async(self, request: EngineCoreRequest) -> None:
         self._receiver.attach()
         self._connection.add(request)
@@ -85,6 +89,10 @@ class Receiver:
         self._outputs: deque[EngineCoreOutputs] = deque()
         self._waiters: list[asyncio.Future[None]] = []  # for outputs
         self._answers: dict[int, asyncio.Future[UtilityOutput]] = {}
+
+    @property
+    def has_outputs(self) -> bool:
+        return bool(self._outputs)
 
     async def next_outputs(self) -> EngineCoreOutputs:
         """Raises EngineDeadError once there can be no more."""

@@ -138,6 +138,11 @@ class SyncEngineCoreClient(EngineCoreClient):
 class AsyncEngineCoreClient(EngineCoreClient):
     """For asyncio. Usable from one event loop at a time, and from another once that one has stopped."""
 
+    @property
+    @abstractmethod
+    def has_output(self) -> bool:
+        """Whether `get_output_async` has something to return at once."""
+
     @abstractmethod
     async def get_output_async(self) -> EngineCoreOutputs:
         """The next outputs. Raises EngineDeadError."""

@@ -18,7 +18,7 @@ from ..protocol.requests import EngineCoreRequest
 from ..protocol.user_classes import find_class
 from .executor.abstract import Executor
 from .kv_cache.block_hash import BlockHasher
-from .kv_sizing import num_kv_blocks, with_kv_blocks
+from .kv_sizing import NULL_BLOCKS, num_kv_blocks, with_kv_blocks
 from .profile_ranges import profile_range
 from .request_checks import check_request
 from .scheduler.pause import PauseState
@@ -77,7 +77,7 @@ class EngineCore:
             self.structured_output_manager = StructuredOutputManager(self.vllm_config)
             self.scheduler = Scheduler(
                 self.vllm_config,
-                self._num_gpu_blocks,
+                self._num_gpu_blocks + NULL_BLOCKS,
                 structured_output_manager=self.structured_output_manager,
                 log_stats=log_stats,
             )
@@ -97,7 +97,7 @@ class EngineCore:
         num_blocks = num_kv_blocks(
             vllm_config, self.executor.kv_block_bytes(), self.executor.determine_available_memory()
         )
-        self.executor.initialize_kv_cache(num_blocks)
+        self.executor.initialize_kv_cache(num_blocks + NULL_BLOCKS)
         return with_kv_blocks(vllm_config, num_blocks)
 
     # Requests

@@ -8,10 +8,12 @@ from ..protocol.config import VllmConfig, with_final_figures
 logger = logging.getLogger("corespan.core")
 
 GIB = 1 << 30
+NULL_BLOCKS = 1
+"""Block 0, which fills up block tables and holds nothing: allocated, and counted nowhere else."""
 
 
 def num_kv_blocks(vllm_config: VllmConfig, block_bytes: int, available_bytes: int) -> int:
-    """Blocks to allocate, the unused null block included.
+    """Blocks that requests can use. One more is to be allocated, the null block.
 
     In order of precedence: `num_gpu_blocks_override`; `kv_cache_memory_bytes`; VLLM_CPU_KVCACHE_SPACE; else
     `available_bytes`, but never more than `max_num_seqs` requests of `max_model_len` can use.
@@ -23,11 +25,12 @@ def num_kv_blocks(vllm_config: VllmConfig, block_bytes: int, available_bytes: in
     if cache_config.num_gpu_blocks_override is not None:
         num_blocks = cache_config.num_gpu_blocks_override
     elif cache_config.kv_cache_memory_bytes is not None:
-        num_blocks = cache_config.kv_cache_memory_bytes // block_bytes
+        num_blocks = cache_config.kv_cache_memory_bytes // block_bytes - NULL_BLOCKS
     elif cache_space is not None:
-        num_blocks = int(cache_space * GIB) // block_bytes
+        num_blocks = int(cache_space * GIB) // block_bytes - NULL_BLOCKS
     else:
-        num_blocks = min(available_bytes // block_bytes, _most_useful_blocks(vllm_config))
+        num_blocks = min(available_bytes // block_bytes - NULL_BLOCKS, _most_useful_blocks(vllm_config))
+    num_blocks = max(num_blocks, 0)
     _check_fits(vllm_config, num_blocks, block_bytes)
     logger.info(
         "KV cache: %d blocks of %d tokens, %.2f GiB",
@@ -41,7 +44,7 @@ def num_kv_blocks(vllm_config: VllmConfig, block_bytes: int, available_bytes: in
 def with_kv_blocks(vllm_config: VllmConfig, num_blocks: int) -> VllmConfig:
     """The configuration with the final figures: the number of blocks, and a `max_model_len` that they can hold."""
     block_size = vllm_config.cache_config.block_size
-    max_model_len = min(vllm_config.model_config.max_model_len, (num_blocks - 1) * block_size)
+    max_model_len = min(vllm_config.model_config.max_model_len, num_blocks * block_size)
     return with_final_figures(vllm_config, max_model_len, num_blocks, block_size)
 
 
@@ -50,19 +53,19 @@ def _blocks_per_request(vllm_config: VllmConfig) -> int:
 
 
 def _most_useful_blocks(vllm_config: VllmConfig) -> int:
-    return 1 + vllm_config.scheduler_config.max_num_seqs * _blocks_per_request(vllm_config)
+    return vllm_config.scheduler_config.max_num_seqs * _blocks_per_request(vllm_config)
 
 
 def _check_fits(vllm_config: VllmConfig, num_blocks: int, block_bytes: int) -> None:
     needed = _blocks_per_request(vllm_config)
-    usable = max(num_blocks - 1, 0)
-    if needed <= usable or (usable and vllm_config.model_config.fit_max_model_len):
+    if needed <= num_blocks or (num_blocks and vllm_config.model_config.fit_max_model_len):
         return
     block_size = vllm_config.cache_config.block_size
     raise ValueError(
         f"max_model_len is {vllm_config.model_config.max_model_len}: one such request needs {needed} KV blocks "
-        f"({needed * block_bytes / GIB:.2f} GiB), and only {usable} of {block_size} tokens are there "
-        f"({usable * block_bytes / GIB:.2f} GiB). The largest max_model_len that fits is {usable * block_size}. "
+        f"({needed * block_bytes / GIB:.2f} GiB), and only {num_blocks} of {block_size} tokens are there "
+        f"({num_blocks * block_bytes / GIB:.2f} GiB). The largest max_model_len that fits is "
+        f"{num_blocks * block_size}. "
         "Lower max_model_len, or give the cache more memory (VLLM_CPU_KVCACHE_SPACE, kv_cache_memory_bytes, "
         "gpu_memory_utilization, num_gpu_blocks_override)."
     )

@@ -28,7 +28,7 @@ from .outputs import RequestOutput
 from .parallel_sampling import fan_out
 from .prepared_requests import adopt
 from .renderer import PromptType
-from .streaming_input import PromptStreamError, StreamingInput, as_piece, first_piece, send_pieces
+from .streaming_input import PromptStreamError, StreamingInput, as_piece, first_piece, send_pieces, unasked
 
 if TYPE_CHECKING:
     from .metrics.reader import Metric
@@ -76,7 +76,7 @@ class AsyncLLM(EngineBase):
                 True, True, vllm_config, executor_class, log_stats, client_addresses, client_count, client_index
             )
 
-        super().__init__(vllm_config, log_stats, stat_loggers, connect)
+        super().__init__(vllm_config, log_stats, stat_loggers, connect, client_index)
         self.log_requests = log_requests
         self._finalizer = weakref.finalize(self, self.engine_core.shutdown)
         self._output_handler = OutputHandler(self.engine_core, self.output_processor, self.logger_manager)
@@ -202,7 +202,10 @@ class AsyncLLM(EngineBase):
         elif isinstance(prompt, AsyncIterator):
             if self.vllm_config.parallel_config.engine_restart:
                 raise ValueError("a prompt that comes in pieces cannot move to a new core; use engine_restart=0")
-            request, prompt_text = await process(await first_piece(prompt, params))
+            if (piece := await first_piece(prompt, params)) is None:
+                self.input_processor.check(request_id, params)
+                return unasked(request_id, params)
+            request, prompt_text = await process(piece)
             request = as_piece(request, request.cache_salt)
         else:
             request, prompt_text = await process(StreamingInput(prompt, params))
@@ -233,9 +236,13 @@ class AsyncLLM(EngineBase):
         await self.engine_core.abort_requests_async(aborted)
 
     async def pause_generation(self, mode: PauseMode = "abort", clear_cache: bool = True) -> None:
-        """Stops scheduling: requests in flight are aborted, waited for or kept frozen; new ones queue."""
+        """Stops scheduling: requests in flight are aborted, waited for or kept frozen; new ones queue.
+
+        When this returns, every stream that was being waited for has what there is, and no output follows.
+        """
         self._output_handler.ensure_running()
         await self.engine_core.pause_scheduler(mode, clear_cache)
+        await self._output_handler.catch_up()
 
     async def resume_generation(self) -> None:
         await self.engine_core.resume_scheduler()
@@ -244,6 +251,7 @@ class AsyncLLM(EngineBase):
         """Pauses, then gives memory back: level 0 none, 1 the KV cache's, 2 the weights' too. New requests queue."""
         self._output_handler.ensure_running()
         await self.engine_core.sleep(level, mode)
+        await self._output_handler.catch_up()
         self._record_sleep_state(1, level)
 
     async def wake_up(self, tags: Sequence[str] | None = None) -> None:

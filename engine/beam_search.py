@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ..protocol.errors import EngineGenerateError
 from ..protocol.param_checks import int_at_least, reject_type
 from ..protocol.params import BeamSearchParams, SamplingParams
 from .logprobs import Logprob
@@ -50,7 +51,8 @@ def beam_search(
     """The best `params.beam_width` continuations of each prompt, searched for at most `concurrency_limit` at a time.
 
     A prompt's alternatives count as `logprobs`: twice the beam width (more with several end tokens) must be within
-    the engine's `max_logprobs`. Raises ValueError, TypeError, and NotImplementedError for prompts of embeddings.
+    the engine's `max_logprobs`. Raises ValueError, TypeError, NotImplementedError for prompts of embeddings, and
+    EngineDeadError or EngineGenerateError where a step has no outcome.
     """
     if not isinstance(params, BeamSearchParams):
         reject_type("params", params, "a BeamSearchParams")
@@ -70,9 +72,10 @@ def beam_search(
 def _step(llm: "LLM", searches: Sequence["_Search"]) -> None:
     """Extends every beam of `searches` by one token, in one batch."""
     prompts: list[PromptType] = [{"prompt_token_ids": beam.tokens} for search in searches for beam in search.beams]
-    outputs = iter(llm.generate(prompts, searches[0].step_params, use_tqdm=False))
+    outputs = llm.generate(prompts, searches[0].step_params, use_tqdm=False)
+    alternatives = iter([_alternatives(llm, output) for output in outputs])
     for search in searches:
-        search.advance([_alternatives(next(outputs)) for _ in search.beams])
+        search.advance([next(alternatives) for _ in search.beams])
 
 
 class _Search:
@@ -169,10 +172,15 @@ def _end_tokens(llm: "LLM") -> set[int]:
     return set(request.sampling_params.all_stop_token_ids)
 
 
-def _alternatives(output: RequestOutput) -> dict[int, Logprob]:
-    logprobs = output.outputs[0].logprobs
-    assert logprobs is not None
-    return logprobs[0]
+def _alternatives(llm: "LLM", output: RequestOutput) -> dict[int, Logprob]:
+    """Raises EngineDeadError or EngineGenerateError for a step that has ended without a token."""
+    (answer,) = output.outputs
+    if answer.logprobs:
+        return answer.logprobs[0]
+    if llm.engine_core.engine_dead:
+        raise llm.engine_core.dead_error()
+    reason = f"failed: {answer.stop_reason}" if answer.finish_reason == "error" else "was aborted"
+    raise EngineGenerateError(f"a step of the beam search {reason}")
 
 
 def _decoded(llm: "LLM", beams: list[BeamSearchSequence]) -> list[BeamSearchSequence]:

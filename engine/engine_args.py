@@ -116,7 +116,7 @@ class EngineArgs(NeutralArgs):
     hf_overrides: dict[str, Any] | None = None  # replaces entries of the model's config.json
     dtype: str = "auto"
     quantization: Quantization | None = None
-    seed: int | None = 0  # None is 0
+    seed: int | None = 0  # of requests that come without a seed: they repeat when the engine does; None: they do not
     max_model_len: int | str | None = None  # also "32k" (32,000), "32K" (32,768); -1 or "auto": what the memory holds
     max_logprobs: int = 20  # -1: no limit
     logprobs_mode: LogprobsMode = "raw_logprobs"
@@ -233,7 +233,7 @@ class EngineArgs(NeutralArgs):
             quantization=self.quantization,
             max_model_len=max_model_len,
             fit_max_model_len=parse_max_model_len(self.max_model_len) == AUTO,
-            seed=0 if self.seed is None else as_int("seed", self.seed, "None or an integer"),
+            seed=None if self.seed is None else as_int("seed", self.seed, "None or an integer"),
             max_logprobs=self.max_logprobs,
             logprobs_mode=self.logprobs_mode,
             logits_processors=self._logits_processors(),

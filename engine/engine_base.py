@@ -27,8 +27,10 @@ class EngineBase(EngineControls):
         log_stats: bool,
         stat_loggers: Sequence[StatLoggerFactory],
         make_client: Callable[[bool], EngineCoreClient],
+        client_index: int = 0,
     ) -> None:
         """`make_client` starts or joins the core; its argument says whether the core is to send statistics.
+        `client_index`: which of the engines that share it this is.
 
         `stat_loggers` get statistics even with `log_stats` off, which stands for the default loggers then.
         """
@@ -43,7 +45,7 @@ class EngineBase(EngineControls):
         self.engine_core = make_client(self.log_stats or self.tracer is not None)
         self.vllm_config = self.engine_core.vllm_config
         self.renderer = Renderer(self.vllm_config.model_config, self.tokenizer)
-        self.input_processor = InputProcessor(self.vllm_config, self.tokenizer, self.renderer)
+        self.input_processor = InputProcessor(self.vllm_config, self.tokenizer, self.renderer, client_index)
         self.output_processor = OutputProcessor(
             self.tokenizer, self.log_stats, self.vllm_config.scheduler_config.stream_interval, self.tracer
         )

@@ -17,7 +17,7 @@ from ..protocol.errors import VLLMValidationError, errors_of
 from ..protocol.param_checks import below_vocab, reject, reject_type
 from ..protocol.params import SamplingParams
 from ..protocol.requests import EngineCoreRequest
-from .parallel_sampling import noise_seed_of
+from .parallel_sampling import NoiseSeeds
 from .renderer import EngineInput, Renderer, truncate
 from .structured_output_check import validate_structured_outputs
 from .tokenizer import Tokenizer, check_encodable
@@ -26,11 +26,18 @@ from .tokenizer import Tokenizer, check_encodable
 class InputProcessor:
     """Knows the model's limits. Safe to call from several threads."""
 
-    def __init__(self, vllm_config: VllmConfig, tokenizer: Tokenizer | None, renderer: Renderer | None = None) -> None:
+    def __init__(
+        self,
+        vllm_config: VllmConfig,
+        tokenizer: Tokenizer | None,
+        renderer: Renderer | None = None,
+        client_index: int = 0,
+    ) -> None:
         self.model_config = vllm_config.model_config
         self.tokenizer = tokenizer
         self._generations = itertools.count(1)
         self.renderer = renderer or Renderer(self.model_config, tokenizer)
+        self._noise_seeds = NoiseSeeds(self.model_config.seed, client_index)
         self._generation_config = dict(self.model_config.generation_config)
         if "eos_token_id" in self.model_config.hf_config:
             self._generation_config.setdefault("eos_token_id", self.model_config.hf_config["eos_token_id"])
@@ -65,13 +72,18 @@ class InputProcessor:
             prompt_token_ids=token_ids,
             sampling_params=params,
             arrival_time=rendered["arrival_time"] if arrival_time is None else arrival_time,
-            noise_seed=noise_seed_of(params.seed),
+            noise_seed=self._noise_seeds.of(params.seed),
             priority=priority,
             cache_salt=rendered.get("cache_salt"),
             trace_headers=None if trace_headers is None else dict(trace_headers),
             prompt_embeds=rendered.get("prompt_embeds"),
         )
         return request, rendered.get("prompt")
+
+    def check(self, request_id: str, params: SamplingParams) -> None:
+        """Raises what `process_inputs` raises for these."""
+        _check_types(request_id, params, 0, None, None)
+        self._check_params(params.clone())
 
     @errors_of("checking the prepared request")
     def check_prepared(self, request: EngineCoreRequest) -> None:

@@ -4,6 +4,7 @@ The output processor only appends arrays; dicts and decoded texts come into bein
 """
 
 from abc import abstractmethod
+from collections import UserList
 from collections.abc import Iterable, Iterator, MutableSequence, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, NoReturn, TypeVar, overload
@@ -101,11 +102,10 @@ class LogprobsStore:
 _Entry = TypeVar("_Entry")
 
 
-class _LazyList(Sequence[_Entry], Generic[_Entry]):
-    """Equal to, and pickled as, the list of its entries, each of which is made when asked for."""
+class _Positions(Sequence[_Entry], Generic[_Entry]):
+    """Entries, each of which is made whenever it is asked for. Never changes."""
 
     __slots__ = ()
-    __hash__ = None  # type: ignore[assignment]
 
     @abstractmethod
     def _entry(self, position: int) -> _Entry: ...
@@ -113,8 +113,8 @@ class _LazyList(Sequence[_Entry], Generic[_Entry]):
     @overload
     def __getitem__(self, index: int) -> _Entry: ...
     @overload
-    def __getitem__(self, index: slice) -> Sequence[_Entry]: ...
-    def __getitem__(self, index: int | slice) -> _Entry | Sequence[_Entry]:
+    def __getitem__(self, index: slice) -> list[_Entry]: ...
+    def __getitem__(self, index: int | slice) -> _Entry | list[_Entry]:
         if isinstance(index, slice):
             return [self._entry(position) for position in range(len(self))[index]]
         try:
@@ -123,17 +123,8 @@ class _LazyList(Sequence[_Entry], Generic[_Entry]):
             raise IndexError(f"position {index} is not among the {len(self)} there are") from None
         return self._entry(position)
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and list(self) == list(other)
 
-    def __repr__(self) -> str:
-        return repr(list(self))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (list, (list(self),))
-
-
-class SampleLogprobsView(_LazyList[dict[int, Logprob]]):
+class SamplePositions(_Positions[dict[int, Logprob]]):
     """Positions `start` to `stop` of a store."""
 
     __slots__ = ("start", "stop", "store")
@@ -150,7 +141,7 @@ class SampleLogprobsView(_LazyList[dict[int, Logprob]]):
         return self.store.entry(self.start + position)
 
 
-class PromptLogprobsView(_LazyList[dict[int, Logprob] | None]):
+class PromptPositions(_Positions[dict[int, Logprob] | None]):
     """None, then every position of a store so far."""
 
     __slots__ = ("_length", "_store")
@@ -164,6 +155,55 @@ class PromptLogprobsView(_LazyList[dict[int, Logprob] | None]):
 
     def _entry(self, position: int) -> dict[int, Logprob] | None:
         return self._store.entry(position - 1) if position else None
+
+
+class LogprobsList(UserList[_Entry]):
+    """A list to whoever uses it, `isinstance` included; copied, pickled and added to others it becomes a plain one.
+
+    While nothing changes it, what is asked for by position, in a slice or a loop is made at that moment.
+    """
+
+    def __init__(self, entries: Iterable[_Entry] = ()) -> None:
+        self.entries: Sequence[_Entry] = entries if isinstance(entries, _Positions) else list(entries)
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type[list[_Entry]]:  # type: ignore[override]
+        return list
+
+    @property
+    def data(self) -> list[_Entry]:
+        """All entries, in the list that `UserList` works on."""
+        if not isinstance(self.entries, list):
+            self.entries = list(self.entries)
+        return self.entries
+
+    @data.setter
+    def data(self, entries: list[_Entry]) -> None:
+        self.entries = entries
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def __iter__(self) -> Iterator[_Entry]:
+        return iter(self.entries)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.entries[index]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    def __contains__(self, entry: object) -> bool:
+        return entry in self.entries
+
+    def __repr__(self) -> str:
+        return repr(list(self))
+
+    def __copy__(self) -> list[_Entry]:  # type: ignore[override]
+        return list(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (list, (list(self),))
 
 
 @dataclass
@@ -227,16 +267,18 @@ class FlatLogprobs(MutableSequence[dict[int, Logprob] | None]):
         raise TypeError("FlatLogprobs grows at its end only; nothing can be inserted")
 
 
-SampleLogprobs = SampleLogprobsView | FlatLogprobs | Sequence[dict[int, Logprob]]
+SampleLogprobs = LogprobsList[dict[int, Logprob]] | FlatLogprobs | list[dict[int, Logprob]]
 """One dict per generated token."""
-PromptLogprobs = PromptLogprobsView | FlatLogprobs | Sequence[dict[int, Logprob] | None]
+PromptLogprobs = LogprobsList[dict[int, Logprob] | None] | FlatLogprobs | list[dict[int, Logprob] | None]
 """One dict per prompt token; None for the first, which nothing precedes."""
 
 
 def joined(first: SampleLogprobs, following: SampleLogprobs) -> SampleLogprobs:
     """Both stretches in one, of the kind of `first`; neither changes."""
-    if isinstance(first, SampleLogprobsView) and isinstance(following, SampleLogprobsView):
-        if first.store is following.store and first.stop == following.start:
-            return SampleLogprobsView(first.store, first.start, following.stop)
+    if isinstance(first, LogprobsList) and isinstance(following, LogprobsList):
+        before, behind = first.entries, following.entries
+        if isinstance(before, SamplePositions) and isinstance(behind, SamplePositions):
+            if before.store is behind.store and before.stop == behind.start:
+                return LogprobsList(SamplePositions(before.store, before.start, behind.stop))
     entries = [*first, *following]
     return FlatLogprobs.of(entries) if isinstance(first, FlatLogprobs) else entries

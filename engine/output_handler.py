@@ -32,6 +32,7 @@ class OutputHandler:
         self._logger_manager = logger_manager
         self._chunk_size = max(envs.VLLM_V1_OUTPUT_PROC_CHUNK_SIZE, 1)
         self._task: asyncio.Task[None] | None = None
+        self._handling = False
         self._start_lock = threading.Lock()  # of two loops at once, one gets the engine
 
     def ensure_running(self) -> None:
@@ -50,10 +51,25 @@ class OutputHandler:
         if own_loop is not asyncio.get_running_loop() and own_loop.is_running():
             raise RuntimeError("the engine is in use in another event loop, which is still running")
 
+    async def catch_up(self) -> None:
+        """Returns when all that has come from the core is with the streams, and whoever waited for it has had a turn.
+
+        The task waits for nothing but its turn while there is something to handle, so giving it turns is enough.
+        """
+        task = self._task
+        while task is not None and not task.done() and (self._handling or self._engine_core.has_output):
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
     async def _run(self) -> None:
         try:
             while True:
-                await self._handle(await self._engine_core.get_output_async())
+                outputs = await self._engine_core.get_output_async()
+                self._handling = True
+                try:
+                    await self._handle(outputs)
+                finally:
+                    self._handling = False
         except (asyncio.CancelledError, GeneratorExit):
             raise  # the loop ends
         except BaseException as failure:

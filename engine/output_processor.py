@@ -85,7 +85,7 @@ class OutputProcessor:
                 self.tokenizer,
                 self._decoder,
                 stats,
-                self.stream_interval,
+                request.sampling_params.stream_interval or self.stream_interval,
             )
         self.request_states[request_id] = state
         self.external_req_ids.setdefault(state.external_req_id, set()).add(request_id)

@@ -1,6 +1,7 @@
 """What a user gets back: `RequestOutput` and its `CompletionOutput`s. Made by the output processor, never changed by it
 afterwards."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
@@ -9,6 +10,8 @@ from .logprobs import PromptLogprobs, SampleLogprobs, joined
 
 if TYPE_CHECKING:
     from .metrics.stats import RequestStateStats
+
+logger = logging.getLogger("corespan.engine")
 
 
 @dataclass(slots=True)
@@ -68,7 +71,11 @@ class RequestOutput:
         finished: bool,
         metrics: "RequestStateStats | None" = None,
         num_cached_tokens: int | None = None,
+        **unknown: object,
     ) -> None:
+        """What is `unknown` is ignored, with a warning."""
+        if unknown:
+            logger.warning("RequestOutput has no %s; ignored", ", ".join(sorted(unknown)))
         self.request_id = request_id
         self.prompt = prompt
         self.prompt_token_ids = prompt_token_ids

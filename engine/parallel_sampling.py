@@ -1,7 +1,7 @@
 """One request with `n > 1` answers: its children in the core, and their way back into one stream of outputs."""
 
 import copy
-import secrets
+import random
 from dataclasses import dataclass
 
 import msgspec
@@ -13,9 +13,19 @@ from .outputs import CompletionOutput
 _SEEDS = 2**64
 
 
-def noise_seed_of(seed: int | None) -> int:
-    """What decides a request's random choices: the caller's seed, or a fresh one. 0 .. 2**64 - 1."""
-    return secrets.randbits(64) if seed is None else seed % _SEEDS
+class NoiseSeeds:
+    """What decides each request's random choices: the caller's seed, or the next of the engine's own.
+
+    Those follow from the engine's seed: engines that have the same get the same ones in the order of their requests.
+    None: at random. `client_index` tells apart the several engines that share a core, and their seed.
+    """
+
+    def __init__(self, engine_seed: int | None, client_index: int = 0) -> None:
+        self._own = random.Random(None if engine_seed is None else f"{engine_seed} {client_index}")
+
+    def of(self, seed: int | None) -> int:
+        """0 .. 2**64 - 1."""
+        return self._own.getrandbits(64) if seed is None else seed % _SEEDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +48,7 @@ def fan_out(request: EngineCoreRequest) -> list[Child]:
 class ParentRequest:
     """Fans `request` out into children with one answer each; known to the output processor until the last has ended.
 
-    Child i has the seed plus i, or a seed of its own; all share the prompt, so the prefix cache computes it once.
+    Child i has the seed plus i; all share the prompt, so the prefix cache computes it once.
     """
 
     def __init__(self, request: EngineCoreRequest) -> None:
@@ -66,7 +76,7 @@ class ParentRequest:
             self.request,
             request_id=f"{index}_{self.request_id}",
             sampling_params=params,
-            noise_seed=noise_seed_of(params.seed),
+            noise_seed=(self.request.noise_seed + index) % _SEEDS,
         )
 
     def finish_child(self, child_id: str, num_generation_tokens: int) -> None:

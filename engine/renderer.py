@@ -192,7 +192,7 @@ class Renderer:
             else:
                 token_ids = self._tokenise(fields["prompt"], params)
             rendered = {"type": "token", "prompt_token_ids": token_ids, "arrival_time": arrival_time}
-            rendered = truncate(rendered, params, self.model_config.max_model_len)
+        rendered = truncate(rendered, params, self.model_config.max_model_len)
         if "prompt" in fields:
             rendered["prompt"] = fields["prompt"]
         if "cache_salt" in fields:
@@ -256,9 +256,12 @@ class Renderer:
 
 
 def truncate(rendered: EngineInput, params: TokenizeParams, max_model_len: int) -> EngineInput:
-    """`rendered` cut to the wanted number of tokens. Raises VLLMValidationError for more than the model can take."""
+    """`rendered` cut to the wanted number of tokens, or of rows of its embeddings.
+
+    Raises VLLMValidationError for more than the model can take.
+    """
     wanted = params.truncate_prompt_tokens
-    if wanted is None or rendered["type"] != "token":
+    if wanted is None:
         return rendered
     most = max_model_len - 1  # room for one token of output
     if wanted > most:
@@ -268,10 +271,12 @@ def truncate(rendered: EngineInput, params: TokenizeParams, max_model_len: int) 
             value=wanted,
         )
     count = most if wanted == -1 else wanted
-    token_ids = rendered["prompt_token_ids"]
-    if len(token_ids) > count:
-        kept = token_ids[len(token_ids) - count :] if params.truncation_side == "left" else token_ids[:count]
-        rendered["prompt_token_ids"] = kept
+    length = len(rendered["prompt_token_ids"])
+    if length > count:
+        kept = slice(length - count, length) if params.truncation_side == "left" else slice(count)
+        rendered["prompt_token_ids"] = rendered["prompt_token_ids"][kept]
+        if "prompt_embeds" in rendered:
+            rendered["prompt_embeds"] = rendered["prompt_embeds"][kept]
     return rendered
 
 

@@ -11,11 +11,12 @@ from ..protocol.requests import EngineCoreRequest
 from .detokenizer import Detokenizer
 from .logprobs import (
     FlatLogprobs,
+    LogprobsList,
     LogprobsStore,
     PromptLogprobs,
-    PromptLogprobsView,
+    PromptPositions,
     SampleLogprobs,
-    SampleLogprobsView,
+    SamplePositions,
     TokenDecoder,
 )
 from .metrics.stats import RequestStateStats
@@ -197,8 +198,8 @@ class RequestState:
 
     def _logprobs_from(self, start: int) -> SampleLogprobs:
         assert self.logprobs is not None
-        view = SampleLogprobsView(self.logprobs, start, len(self.logprobs))
-        return FlatLogprobs.of(view) if self.flat_logprobs else view
+        positions = SamplePositions(self.logprobs, start, len(self.logprobs))
+        return FlatLogprobs.of(positions) if self.flat_logprobs else LogprobsList(positions)
 
     def _take_prompt_logprobs(self) -> PromptLogprobs:
         """With DELTA they come once, with the first output."""
@@ -206,5 +207,5 @@ class RequestState:
         if self.output_kind is RequestOutputKind.DELTA and self._prompt_logprobs_returned:
             return []
         self._prompt_logprobs_returned = True
-        view = PromptLogprobsView(self.prompt_logprobs)
-        return FlatLogprobs.of(view) if self.flat_logprobs else view
+        positions = PromptPositions(self.prompt_logprobs)
+        return FlatLogprobs.of(positions) if self.flat_logprobs else LogprobsList(positions)

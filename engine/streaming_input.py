@@ -12,11 +12,13 @@ import msgspec
 import numpy as np
 
 from ..protocol.errors import EngineGenerateError, VLLMValidationError, as_error_of
+from ..protocol.outputs import FinishReason
 from ..protocol.param_checks import reject_type
 from ..protocol.params import RequestOutputKind, SamplingParams
 from ..protocol.requests import EngineCoreRequest
 from .output_collector import RequestOutputCollector
 from .output_processor import OutputProcessor
+from .outputs import CompletionOutput, RequestOutput
 from .renderer import PromptType
 
 
@@ -68,12 +70,22 @@ def _refuse(parameter: str, value: object, legal: str) -> None:
     raise VLLMValidationError(message, parameter=parameter, value=value)
 
 
-async def first_piece(pieces: AsyncIterator[Any], params: SamplingParams) -> StreamingInput:
-    """The piece that opens the request, with its params settled. Raises ValueError where there is none."""
+async def first_piece(pieces: AsyncIterator[Any], params: SamplingParams) -> StreamingInput | None:
+    """The piece that opens the request, with its params settled. None where there is none: see `unasked`."""
     piece = await _next_piece(pieces)
-    if piece is _END:
-        raise ValueError("the prompt is empty: its generator ended without a piece")
-    return settled(piece, params)
+    return None if piece is _END else settled(piece, params)
+
+
+def unasked(request_id: str, params: SamplingParams) -> RequestOutputCollector:
+    """The outputs of a request whose prompt has ended before it began: one, finished and empty."""
+    check_streamable(params)
+    has_logprobs = params.num_logprobs is not None
+    answer = CompletionOutput(
+        0, "", [], 0.0 if has_logprobs else None, [] if has_logprobs else None, str(FinishReason.STOP)
+    )
+    collector = RequestOutputCollector(params.output_kind, request_id)
+    collector.put(RequestOutput(request_id, None, [], None, [answer], finished=True))
+    return collector
 
 
 def settled(piece: Any, params: SamplingParams) -> StreamingInput:

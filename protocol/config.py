@@ -23,7 +23,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     quantization: Literal["int8", "gguf"] | None = None
     max_model_len: int
     fit_max_model_len: bool = False  # lower max_model_len to what the KV cache holds, instead of refusing to start
-    seed: int = 0
+    seed: int | None = 0  # of requests without one; None: at random
     max_logprobs: int = 20  # -1: no limit
     logprobs_mode: Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"] = "raw_logprobs"
     logits_processors: list[str] = []  # "package.module:Class"
@@ -44,7 +44,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The KV cache. `num_gpu_blocks` counts blocks on whichever device; None until the core has sized it."""
+    """The KV cache. `num_gpu_blocks`: what requests can use, on whichever device; None until the core has sized it."""
 
     block_size: int = 16
     gpu_memory_utilization: float = 0.92

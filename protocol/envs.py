@@ -69,7 +69,7 @@ VARIABLES: dict[str, EnvironmentVariable] = {
     "VLLM_V1_OUTPUT_PROC_CHUNK_SIZE": EnvironmentVariable(
         _integer, 128, "outputs handled before other asyncio tasks get a turn"
     ),
-    "VLLM_MAX_N_SEQUENCES": EnvironmentVariable(_integer, 16384, "largest SamplingParams.n"),
+    "VLLM_MAX_N_SEQUENCES": EnvironmentVariable(_integer, 16384, "largest SamplingParams.n and beam_width"),
     "VLLM_ALLOW_LONG_MAX_MODEL_LEN": EnvironmentVariable(_flag, False, "accept a max_model_len beyond the model's own"),
     "VLLM_BATCH_INVARIANT": EnvironmentVariable(
         _flag, False, "refuse to start where a request's logits could depend on the batch it runs in"

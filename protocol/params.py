@@ -39,6 +39,7 @@ GREEDY_TEMPERATURE = 1e-5
 """Below this temperature the most likely token is taken outright; from here on the sampler draws."""
 
 MAX_LOGPROB_TOKEN_IDS = 128
+MAX_BAD_WORDS = 128
 
 
 class RequestOutputKind(enum.IntEnum):
@@ -97,6 +98,7 @@ class SamplingParams(msgspec.Struct, metaclass=_SuggestsFields, omit_defaults=Tr
     `truncate_prompt_tokens` keeps the last k tokens of the prompt, -1: as many as the model can take.
     `thinking_token_budget` is refused by `verify`, for no engine has a reasoning parser. `routed_experts_prompt_start`
     is about the routes of mixture-of-experts models: dense ones have none, and it changes nothing.
+    `stream_interval`: tokens that a stream gathers for an output, None: as many as the engine's says.
     """
 
     n: int = 1
@@ -137,6 +139,7 @@ class SamplingParams(msgspec.Struct, metaclass=_SuggestsFields, omit_defaults=Tr
     thinking_token_budget: int | None = None
     repetition_detection: RepetitionDetectionParams | None = None
     truncate_prompt_tokens: int | None = None
+    stream_interval: int | None = None
 
     def __post_init__(self) -> None:
         """Check and normalise. Runs again, without effect, when the params are decoded in the core."""
@@ -190,6 +193,9 @@ class SamplingParams(msgspec.Struct, metaclass=_SuggestsFields, omit_defaults=Tr
             legal = "None, -1 (none either) or an integer of at least 0"
             budget = int_at_least("thinking_token_budget", self.thinking_token_budget, -1, legal)
             self.thinking_token_budget = None if budget == -1 else budget
+        if self.stream_interval is not None:
+            legal = "None (the engine's) or an integer of at least 1"
+            self.stream_interval = int_at_least("stream_interval", self.stream_interval, 1, legal)
         start = int_at_least("routed_experts_prompt_start", self.routed_experts_prompt_start, 0)
         self.routed_experts_prompt_start = start
 
@@ -206,11 +212,12 @@ class SamplingParams(msgspec.Struct, metaclass=_SuggestsFields, omit_defaults=Tr
 
     def _check_tokens_and_texts(self) -> None:
         self.stop = [] if self.stop is None else text_list("stop", self.stop)
-        self.stop_token_ids = (
-            [] if self.stop_token_ids is None else token_id_list("stop_token_ids", self.stop_token_ids)
-        )
+        stop_token_ids = [] if self.stop_token_ids is None else token_id_list("stop_token_ids", self.stop_token_ids)
+        self.stop_token_ids = list(dict.fromkeys(stop_token_ids))
         self._all_stop_token_ids.update(self.stop_token_ids)
-        self.bad_words = [] if self.bad_words is None else text_list("bad_words", self.bad_words)
+        self.bad_words = list(dict.fromkeys([] if self.bad_words is None else text_list("bad_words", self.bad_words)))
+        if len(self.bad_words) > MAX_BAD_WORDS:
+            reject("bad_words", self.bad_words, f"at most {MAX_BAD_WORDS} words")
         if self.logit_bias is not None:
             self.logit_bias = checked_logit_bias(self.logit_bias)
         if self.allowed_token_ids is not None:
@@ -404,7 +411,11 @@ class BeamSearchParams(msgspec.Struct, omit_defaults=True, repr_omit_defaults=Tr
     structured_outputs: StructuredOutputsParams | None = None
 
     def __post_init__(self) -> None:
-        self.beam_width = int_at_least("beam_width", self.beam_width, 1)
+        most = envs.VLLM_MAX_N_SEQUENCES
+        legal = f"an integer in [1, {most}]"
+        self.beam_width = int_at_least("beam_width", self.beam_width, 1, legal)
+        if self.beam_width > most:
+            reject("beam_width", self.beam_width, legal)
         self.max_tokens = int_at_least("max_tokens", self.max_tokens, 1)
         self.temperature = float_in("temperature", self.temperature, 0.0, 2.0)
         self.length_penalty = as_finite_float("length_penalty", self.length_penalty, "a finite number")

@@ -104,6 +104,7 @@ def running_engine(options: argparse.Namespace) -> Iterator["tuple[LLMEngine, St
                 quantization=options.quantization,
                 max_model_len=options.max_model_len,
                 max_num_seqs=1,
+                seed=None,  # without --seed no two runs are alike
                 disable_log_stats=True,
             )
         )

@@ -97,11 +97,19 @@ def test_sleep_and_wake_up_forget_the_cache_but_not_the_model(runner: Any) -> No
 
 def test_a_request_larger_than_the_cache_is_refused_at_start(make_runner: Any) -> None:
     with pytest.raises(ValueError, match="128"):
-        make_runner(num_gpu_blocks_override=9, max_model_len=512)
+        make_runner(num_gpu_blocks_override=8, max_model_len=512)
+
+
+def test_as_many_blocks_as_the_longest_request_needs_are_enough(make_runner: Any) -> None:
+    tight = make_runner(num_gpu_blocks_override=8, block_size=16, max_model_len=128)
+
+    (output,) = tight.generate({"prompt_token_ids": token_ids(100)}, SamplingParams(max_tokens=None, ignore_eos=True))
+
+    assert len(output.outputs[0].token_ids) == 28
 
 
 def test_an_automatic_max_model_len_is_what_the_cache_holds(make_runner: Any) -> None:
-    fitted = make_runner(num_gpu_blocks_override=9, max_model_len=-1)
+    fitted = make_runner(num_gpu_blocks_override=8, max_model_len=-1)
 
     (output,) = fitted.generate({"prompt_token_ids": token_ids(120)}, SamplingParams(max_tokens=None, ignore_eos=True))
 

@@ -34,6 +34,7 @@ _PLAIN_FIELDS = (
     "logprob_token_ids",
     "skip_special_tokens",
     "spaces_between_special_tokens",
+    "stream_interval",
 )
 """Fields whose name and meaning are those of SamplingParams."""
 

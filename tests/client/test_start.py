@@ -46,7 +46,7 @@ def test_an_executor_that_cannot_be_imported_is_an_import_error(kind):
 def test_a_cache_too_small_for_one_request_names_the_length_that_fits(kind):
     leftovers = Leftovers()
     with pytest.raises(ValueError, match="largest max_model_len that fits is 48"):
-        Bridge(kind, num_gpu_blocks_override=4)
+        Bridge(kind, num_gpu_blocks_override=3)
     assert leftovers.found() == []
 
 
@@ -145,7 +145,7 @@ def test_the_client_knows_the_figures_the_core_settled_on(kind):
 @ALL_CLIENTS
 def test_the_cache_is_no_larger_than_the_largest_batch_can_use(kind):
     bridge = Bridge(kind, max_model_len=64, max_num_seqs=3)
-    assert bridge.client.vllm_config.cache_config.num_gpu_blocks == 1 + 3 * 4
+    assert bridge.client.vllm_config.cache_config.num_gpu_blocks == 3 * 4
     bridge.close()
 
 

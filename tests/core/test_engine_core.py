@@ -136,22 +136,22 @@ BLOCK_BYTES = 1 << 20
 
 def test_the_cache_takes_what_is_free_up_to_what_the_batch_can_use():
     config = fake_config(max_model_len=160, max_num_seqs=4)
-    assert num_kv_blocks(config, BLOCK_BYTES, 20 * BLOCK_BYTES + 5) == 20
-    assert num_kv_blocks(config, BLOCK_BYTES, 1000 * BLOCK_BYTES) == 41
+    assert num_kv_blocks(config, BLOCK_BYTES, 20 * BLOCK_BYTES + 5) == 19
+    assert num_kv_blocks(config, BLOCK_BYTES, 1000 * BLOCK_BYTES) == 40
 
 
 def test_an_explicit_cache_size_is_taken_as_it_is(monkeypatch):
     config = fake_config(max_model_len=160, max_num_seqs=4)
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "0.5")
-    assert num_kv_blocks(config, BLOCK_BYTES, 0) == 512
+    assert num_kv_blocks(config, BLOCK_BYTES, 0) == 511
     assert num_kv_blocks(fake_config(num_gpu_blocks_override=77), BLOCK_BYTES, 0) == 77
 
 
-@pytest.mark.parametrize(("num_blocks", "fits"), [(11, True), (10, False), (1, False), (0, False)])
+@pytest.mark.parametrize(("num_blocks", "fits"), [(10, True), (9, False), (1, False), (0, False)])
 def test_one_request_of_the_longest_must_fit(num_blocks, fits):
     config = fake_config(max_model_len=160, num_gpu_blocks_override=num_blocks)
     if fits:
         assert num_kv_blocks(config, BLOCK_BYTES, 0) == num_blocks
     else:
-        with pytest.raises(ValueError, match=f"fits is {max(num_blocks - 1, 0) * 16}\\b"):
+        with pytest.raises(ValueError, match=f"fits is {num_blocks * 16}\\b"):
             num_kv_blocks(config, BLOCK_BYTES, 0)

@@ -200,6 +200,33 @@ async def test_pausing_treats_what_is_in_flight_as_its_mode_says(engine: AsyncLL
     assert not await engine.is_paused()
 
 
+@pytest.mark.parametrize("mode", ["abort", "wait", "keep", "sleep"])
+async def test_no_output_follows_a_pause_that_has_returned(
+    engine: AsyncLLM, mode: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Outputs are handled one at a time here, so that most have still to be when the core's answer comes."""
+    monkeypatch.setattr(engine._output_handler, "_chunk_size", 1)
+    count = 0
+
+    async def read(number: int) -> None:
+        nonlocal count
+        async for _ in engine.generate(PROMPT, greedy(40), f"read-{number}"):
+            count += 1
+
+    readers = [asyncio.create_task(read(number)) for number in range(8)]
+    while count == 0:
+        await asyncio.sleep(0)
+    await (engine.sleep(0) if mode == "sleep" else engine.pause_generation(mode=mode))
+    at_return = count
+    await engine.is_paused()
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert count == at_return
+    await engine.resume_generation()
+    await asyncio.gather(*readers)
+    assert await is_idle(engine)
+
+
 async def test_a_request_made_while_asleep_runs_after_waking(engine: AsyncLLM) -> None:
     expected = (await collect(engine, "awake", greedy()))[-1].outputs[0].token_ids
 

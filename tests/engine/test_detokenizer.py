@@ -348,6 +348,16 @@ def test_endless_bytes_that_are_no_text_stay_cheap_and_exact(byte_level: Tokeniz
     assert max(decoded_lengths) < 100
 
 
+def test_a_requests_own_stream_interval_goes_before_the_engines(byte_level: Tokenizer, generate: Generate) -> None:
+    def sizes(own: int | None, engines: int) -> list[int]:
+        params = SamplingParams(output_kind=RequestOutputKind.DELTA, max_tokens=100, stream_interval=own)
+        outputs = generate(byte_level, list(range(70, 79)), params, stream_interval=engines)
+        return [len(output.outputs[0].token_ids) for output in outputs]
+
+    assert sizes(4, 1) == sizes(None, 4) == [1, 4, 4]
+    assert sizes(1, 4) == [1] * 9
+
+
 @pytest.mark.parametrize("kind", [CUMULATIVE, DELTA])
 def test_stream_interval_holds_outputs_back_but_loses_nothing(
     byte_level: Tokenizer, generate: Generate, kind: RequestOutputKind

@@ -245,6 +245,23 @@ def test_internal_ids_are_unique_and_keep_the_callers_id(tokenizer: Tokenizer) -
     assert requests[0].request_id != requests[1].request_id
 
 
+def test_requests_without_a_seed_follow_the_engines(tokenizer: Tokenizer) -> None:
+    def noise(seed: int | None, client_index: int = 0, count: int = 3) -> list[int]:
+        processor = InputProcessor(make_config(seed=seed), tokenizer, client_index=client_index)
+        seeds = [
+            processor.process_inputs("r", "Once", SamplingParams(seed=own))[0].noise_seed
+            for own in (None, 7, *[None] * (count - 2))
+        ]
+        assert seeds[1] == 7 and len(set(seeds)) == count
+        return seeds
+
+    assert noise(5) == noise(5)
+    assert noise(0) == noise(0) != noise(5)
+    assert noise(-5) != noise(5)
+    assert noise(None) != noise(None)
+    assert noise(5, client_index=1) != noise(5)
+
+
 def test_ids_stay_the_callers_when_randomisation_is_off(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_DISABLE_REQUEST_ID_RANDOMIZATION", "1")
     processor = InputProcessor(make_config(), tokenizer)

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from corespan import LLM, BeamSearchParams, SamplingParams
+from corespan import LLM, BeamSearchParams, EngineDeadError, SamplingParams
+from corespan.protocol.errors import EngineGenerateError
 
 PROMPTS = ["The capital of France is", "Once upon a time"]
 
@@ -143,3 +144,39 @@ def test_one_prompt_need_not_be_in_a_list(llm: LLM) -> None:
     for prompt in (PROMPTS[0], llm.get_tokenizer().encode(PROMPTS[0])):
         (single,) = llm.beam_search(prompt, params)
         assert [beam.tokens for beam in single.sequences] == [beam.tokens for beam in listed.sequences]
+
+
+def test_as_many_beams_as_sequences_are_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_MAX_N_SEQUENCES", "4")
+    assert BeamSearchParams(4, max_tokens=3).beam_width == 4
+    with pytest.raises(ValueError, match=r"^beam_width must be an integer in \[1, 4\], got 5"):
+        BeamSearchParams(5, max_tokens=3)
+
+
+@pytest.mark.parametrize("multiprocess", [False, True])
+def test_a_core_that_goes_ends_the_search_with_its_error(
+    make_llm: Any, monkeypatch: pytest.MonkeyPatch, multiprocess: bool
+) -> None:
+    llm = make_llm(multiprocess=multiprocess)
+    step = llm.llm_engine.step
+
+    def shut_down_first() -> Any:
+        llm.shutdown()
+        return step()
+
+    monkeypatch.setattr(llm.llm_engine, "step", shut_down_first)
+    with pytest.raises(EngineDeadError):
+        llm.beam_search(PROMPTS, BeamSearchParams(2, max_tokens=3))
+
+
+def test_a_step_that_is_aborted_ends_the_search(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = llm.llm_engine.step
+
+    def paused_first() -> Any:
+        llm.pause_generation("abort")
+        return step()
+
+    monkeypatch.setattr(llm.llm_engine, "step", paused_first)
+    with pytest.raises(EngineGenerateError, match="a step of the beam search was aborted"):
+        llm.beam_search(PROMPTS, BeamSearchParams(2, max_tokens=3))
+    llm.resume_generation()

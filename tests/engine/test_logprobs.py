@@ -1,5 +1,7 @@
 """Log-probabilities as users see them: contents, decoded tokens, and views that are cheap until looked at."""
 
+import copy
+import dataclasses
 import pickle
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,7 +11,7 @@ import pytest
 from text_pipeline import add, logprobs_of, make_config, make_request, stream
 
 from corespan.engine.input_processor import InputProcessor
-from corespan.engine.logprobs import FlatLogprobs, Logprob
+from corespan.engine.logprobs import FlatLogprobs, Logprob, LogprobsStore
 from corespan.engine.output_processor import OutputProcessor
 from corespan.engine.outputs import RequestOutput
 from corespan.engine.tokenizer import Tokenizer
@@ -176,6 +178,66 @@ def test_a_view_behaves_like_the_list_of_its_entries(run: Run) -> None:
     assert pickle.loads(pickle.dumps(view)) == entries
     with pytest.raises(IndexError, match="3"):
         view[3]
+
+
+def test_a_view_is_used_as_a_list(run: Run) -> None:
+    steps = [([token], logprobs_of([token])) for token in (70, 71, 72)]
+
+    def fresh() -> Any:
+        return run(steps, params={"logprobs": 0})[-1].outputs[0]
+
+    entries = list(fresh().logprobs)
+    more = {9: Logprob(-9.0)}
+    changes: list[Callable[[Any], Any]] = [
+        lambda logprobs: logprobs.append(more),
+        lambda logprobs: logprobs.extend([more, more]),
+        lambda logprobs: logprobs.extend(fresh().logprobs),
+        lambda logprobs: logprobs.insert(1, more),
+        lambda logprobs: logprobs.__setitem__(0, more),
+        lambda logprobs: logprobs.__delitem__(0),
+        lambda logprobs: logprobs.pop(),
+        lambda logprobs: logprobs.reverse(),
+        lambda logprobs: logprobs.__iadd__([more]),
+    ]
+    for change in changes:
+        view, plain = fresh().logprobs, list(entries)
+        change(view)
+        change(plain)
+        assert view == plain == view and len(view) == len(plain) and view[-1] == plain[-1] and list(view) == plain
+    view = fresh().logprobs
+    assert isinstance(view, list) and view == entries and entries == view and view != entries[1:]
+    assert entries + view == view + entries == view + view == entries * 2
+    grown: list[Any] = []
+    grown += view
+    assert grown == entries and copy.copy(view) == copy.deepcopy(view) == view.copy() == entries
+    assert [list(entry) for entry in dataclasses.asdict(fresh())["logprobs"]] == [[70], [71], [72]]
+
+
+def test_prompt_logprobs_are_used_as_a_list_too(run: Run) -> None:
+    (output,) = run([([90], None)], PROMPT, [logprobs_of(PROMPT[1:])], params={"prompt_logprobs": 0})
+    view = output.prompt_logprobs
+    assert isinstance(view, list)
+    entries = list(view)
+    view.insert(0, {})
+    view += [None]
+    assert view == [{}, *entries, None] and [{}] + view == [{}, {}, *entries, None]
+
+
+def test_a_view_makes_no_entry_before_it_is_looked_at(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    entry = LogprobsStore.entry
+
+    def counted(store: LogprobsStore, position: int) -> dict[int, Logprob]:
+        made.append(position)
+        return entry(store, position)
+
+    monkeypatch.setattr(LogprobsStore, "entry", counted)
+    steps = [([token], logprobs_of([token])) for token in (70, 71, 72)]
+    (output,) = run(steps, params={"logprobs": 0, "output_kind": FINAL_ONLY})[-1:]
+    view = output.outputs[0].logprobs or []
+    assert isinstance(view, list) and len(view) == 3 and made == []
+    assert list(view[1]) == [71] and made == [1]
+    assert [list(found) for found in view[1:]] == [[71], [72]] and made == [1, 1, 2]
 
 
 def test_flat_logprobs_grow_at_the_end_and_nowhere_else() -> None:

@@ -112,6 +112,12 @@ def test_final_only_gives_one_output_with_all_answers_in_order(
     assert outputs[0].finished
 
 
+def test_what_an_output_does_not_know_is_ignored_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    output = RequestOutput("r", None, [1], None, [], True, colour="red", size=3)
+    assert output.finished and not hasattr(output, "colour")
+    assert caplog.messages == ["RequestOutput has no colour, size; ignored"]
+
+
 def test_children_have_a_seed_each_and_share_the_prompt(request_for: MakeRequest) -> None:
     from corespan.engine.parallel_sampling import fan_out
 

@@ -152,6 +152,21 @@ def test_truncation_keeps_the_end_unless_told_otherwise(
     assert rendered["prompt_token_ids"] == kept
 
 
+@pytest.mark.parametrize(
+    ("params", "rows"),
+    [
+        ({"truncate_prompt_tokens": 3}, [7, 8, 9]),
+        ({"truncate_prompt_tokens": 3, "truncation_side": "right"}, [0, 1, 2]),
+        ({"truncate_prompt_tokens": -1}, list(range(10))),
+    ],
+)
+def test_embeddings_are_truncated_by_rows(embeds_renderer: Renderer, params: dict[str, Any], rows: list[int]) -> None:
+    embeds = np.repeat(np.arange(10, dtype=np.float32)[:, None], 8, axis=1)
+    (rendered,) = embeds_renderer.render_cmpl([{"prompt_embeds": embeds}], TokenizeParams(**params))
+    assert rendered["prompt_embeds"][:, 0].tolist() == rows
+    assert rendered["prompt_token_ids"] == [0] * len(rows)
+
+
 def test_truncation_to_what_the_model_can_take_leaves_room_for_a_token(renderer: Renderer) -> None:
     (rendered,) = renderer.render_cmpl([[7] * 500], TokenizeParams(truncate_prompt_tokens=-1))
     assert len(rendered["prompt_token_ids"]) == 127

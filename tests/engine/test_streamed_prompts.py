@@ -65,6 +65,24 @@ async def test_each_piece_is_answered_behind_all_that_was_said(engine: AsyncLLM,
     assert await is_idle(engine)
 
 
+@pytest.mark.parametrize("kind", [CUMULATIVE, DELTA])
+async def test_a_generator_without_a_piece_is_answered_at_once_with_nothing(
+    engine: AsyncLLM, kind: RequestOutputKind
+) -> None:
+    async def nothing() -> AsyncIterator[StreamingInput]:
+        for _ in ():
+            yield StreamingInput([70])
+
+    (output,) = [output async for output in engine.generate(nothing(), greedy(kind, logprobs=1), "unasked")]
+    assert output.request_id == "unasked" and output.finished
+    assert output.prompt_token_ids == [] and len(output.outputs) == 1
+    answer = output.outputs[0]
+    assert (answer.text, answer.token_ids, answer.finish_reason, answer.logprobs) == ("", [], "stop", [])
+    with pytest.raises(ValueError, match="max_logprobs"):
+        await anext(engine.generate(nothing(), greedy(kind, logprobs=21), "refused"))
+    assert await is_idle(engine)
+
+
 async def test_leaving_early_stops_the_generator_of_pieces(engine: AsyncLLM) -> None:
     closed = asyncio.Event()
 

@@ -52,6 +52,7 @@ def test_defaults_are_those_users_know() -> None:
         "thinking_token_budget": None,
         "repetition_detection": None,
         "truncate_prompt_tokens": None,
+        "stream_interval": None,
         "eos_token_id": None,
         "all_stop_token_ids": set(),
         "bad_words_token_ids": None,
@@ -110,7 +111,8 @@ WRONG_VALUES: dict[str, list[Any]] = {
     "logit_bias": [[1], "1", {"1": 1.0}, {True: 1.0}, {1.5: 1.0}, {-1: 1.0}, {1: NAN}, {1: INF}, {1: "x"}, {1: None}],
     "allowed_token_ids": [[], *NOT_ID_LISTS],
     "extra_args": [[1], "x", {"f": object()}, {"s": "\ud800"}, {"big": 2**70}],
-    "bad_words": NOT_TEXTS,
+    "bad_words": [*NOT_TEXTS, [f"word{number}" for number in range(129)]],
+    "stream_interval": [0, -1, *NOT_INTEGERS],
     "skip_reading_prefix_cache": [0, 1, "yes"],
     "routed_experts_prompt_start": [-1, None, *NOT_INTEGERS],
     "thinking_token_budget": [-2, *NOT_INTEGERS],
@@ -159,7 +161,8 @@ RIGHT_VALUES: dict[str, list[Any]] = {
     "logit_bias": [None, {}, {3: -100}, {np.int64(4): np.float32(2)}, {5: 1e9}],
     "allowed_token_ids": [None, [9, 3]],
     "extra_args": [None, {}, {"a": {"b": [1, "x", None]}}],
-    "bad_words": [None, [], ["a"], "word"],
+    "bad_words": [None, [], ["a"], "word", ["a"] * 200, [f"word{number}" for number in range(128)]],
+    "stream_interval": [None, 1, 5],
     "routed_experts_prompt_start": [0, 7, np.int64(3)],
     "thinking_token_budget": [None, -1, 0, np.int64(100)],
     "repetition_detection": [None, RepetitionDetectionParams(), RepetitionDetectionParams(8, 2, np.int64(3))],
@@ -314,3 +317,8 @@ def test_from_optional_reads_biases_from_text_and_clamps_them() -> None:
 def test_from_optional_names_wrong_biases(biases: Any) -> None:
     with pytest.raises(VLLMValidationError, match="logit_bias"):
         SamplingParams.from_optional(logit_bias=biases)
+
+
+def test_what_is_listed_twice_counts_once() -> None:
+    params = SamplingParams(stop_token_ids=[5, 3, 5, 3], bad_words=["b", "a", "b"])
+    assert (params.stop_token_ids, params.bad_words) == ([5, 3], ["b", "a"])

@@ -16,7 +16,7 @@ SEED = 42
 def generate():
     set_random_seed(SEED)
     llm = LLM(model=sys.argv[1], seed=SEED, max_model_len=512, num_gpu_blocks_override=64)
-    sampling_params = SamplingParams(temperature=0.8, top_p=0.95, seed=SEED, max_tokens=12)
+    sampling_params = SamplingParams(temperature=0.8, top_p=0.95, max_tokens=12)
     outputs = llm.generate(["Hello, my name is", "The future of AI is"], sampling_params)
     return [output.outputs[0].text for output in outputs], random.randint(0, 100)
 
