@@ -181,10 +181,14 @@ def test_a_running_internal_id_is_refused_and_the_first_goes_on(
     processor: OutputProcessor, request_for: MakeRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VLLM_DISABLE_REQUEST_ID_RANDOMIZATION", "1")
-    add(processor, request_for("same"))
+    first = request_for("same")
+    add(processor, first)
     with pytest.raises(ValueError, match="same"):
         add(processor, request_for("same"))
-    (output,) = processor.process_outputs([step("same", 70, finish=FinishReason.LENGTH)]).request_outputs
+    last_of_another, ending = (step("same", 70, finish=FinishReason.LENGTH) for _ in range(2))
+    ending.generation = first.generation
+    assert processor.process_outputs([last_of_another]).request_outputs == []
+    (output,) = processor.process_outputs([ending]).request_outputs
     assert output.outputs[0].token_ids == [70]
     add(processor, request_for("same"))
 
