@@ -11,6 +11,7 @@ from ..client.standard_streams import fill_standard_descriptors
 from ..engine.hub import DEFAULT_MODEL, ModelFetchError
 from ..protocol.errors import EngineDeadError
 from .chat import run_chat
+from .command_parser import CommandParser
 from .generate import run_generate
 from .options import add_chat_options, add_engine_options, add_sampling_options
 from .terminal import discard_output, note
@@ -27,7 +28,8 @@ environment:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; returns the exit status: 0, 1 for an error told in one line, 130 after Ctrl-C."""
     fill_standard_descriptors()
-    options = build_parser().parse_args(arguments)
+    arguments = sys.argv[1:] if arguments is None else arguments
+    options = build_parser(with_serve="serve" in arguments).parse_args(arguments)
     if options.command is run_vllm:
         run_vllm(options)
         return 0
@@ -64,10 +66,11 @@ def as_options(message: str, options: argparse.Namespace) -> str:
     return message
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser(with_serve: bool = True) -> argparse.ArgumentParser:
+    """The parser. The options of `serve` take imports that other commands do without: `with_serve` adds them."""
     parser = argparse.ArgumentParser(prog="corespan", description="Runs language models on this machine.")
     parser.add_argument("--version", action="version", version=f"corespan {__version__}")
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND", parser_class=CommandParser)
 
     command = commands.add_parser("pull", help="fetch a model into the cache", description=run_pull.__doc__)
     command.add_argument("model", nargs="?", default=DEFAULT_MODEL, help="a short name or a hub id [%(default)s]")
@@ -85,7 +88,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_chat_options(command)
     add_sampling_options(command, temperature=0.2, top_p=0.9, max_tokens=1024)
 
-    _add_serve_command(commands)
+    _add_serve_command(commands, with_serve)
 
     command = commands.add_parser("run-vllm", help="run a script written for vLLM", description=run_vllm.__doc__)
     command.add_argument("script", help="a Python file")
@@ -94,7 +97,7 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_serve_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def _add_serve_command(commands: "argparse._SubParsersAction[CommandParser]", with_options: bool) -> None:
     command = commands.add_parser(
         "serve",
         help="serve a model over HTTP",
@@ -103,7 +106,7 @@ def _add_serve_command(commands: "argparse._SubParsersAction[argparse.ArgumentPa
         epilog=ENVIRONMENT_HELP,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    if {"serve", "-h", "--help"} & set(sys.argv):  # its options take imports that other commands do without
+    if with_options:
         from .serve_command import add_arguments
 
         add_arguments(command)
@@ -136,11 +139,11 @@ def run_vllm(options: argparse.Namespace) -> None:
 
 
 def _add_engine_command(
-    commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
+    commands: "argparse._SubParsersAction[CommandParser]",
     name: str,
     summary: str,
     run: Callable[[argparse.Namespace], int],
-) -> argparse.ArgumentParser:
+) -> CommandParser:
     command = commands.add_parser(
         name,
         help=summary,

@@ -1,7 +1,7 @@
 """The models that a server offers, and how a request gets hold of one.
 
 `ModelHost` is the interface: `use(name)` gives the model, kept loaded until the request is done with it. `SingleModel`
-is the host of one engine.
+is the host of one engine, `model_pool.ModelPool` of several.
 """
 
 import asyncio
@@ -127,6 +127,14 @@ class ModelHost(ABC):
     @abstractmethod
     def loaded(self) -> list[ServedModel]: ...
 
+    def failure(self) -> BaseException | None:
+        """Why nothing can be served any more, where that is so."""
+        return None
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Ends the engines."""
+
 
 class SingleModel(ModelHost):
     """One model, there from start to end."""
@@ -147,6 +155,12 @@ class SingleModel(ModelHost):
 
     def loaded(self) -> list[ServedModel]:
         return [self.model]
+
+    def failure(self) -> BaseException | None:
+        return self.model.engine.dead_error if self.model.engine.errored else None
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self.model.close)
 
 
 def model_entry(name: str, model: ServedModel) -> dict[str, Any]:

@@ -19,12 +19,14 @@ from ..engine.async_llm import AsyncLLM
 from ..engine.engine_args import AsyncEngineArgs, UsageContext
 from .http.app import build_app
 from .http.server import Server
-from .models import ServedModel, SingleModel
+from .model_pool import ModelPool
+from .models import ModelHost, ServedModel, SingleModel
 from .serve_options import ServeOptions
 
 logger = logging.getLogger("corespan.server")
 
 ENGINE_WATCH_SECONDS = 1.0
+_BACKLOG = 2048
 
 
 class _Uvicorn(uvicorn.Server):
@@ -35,13 +37,13 @@ class _Uvicorn(uvicorn.Server):
         yield
 
 
-def serve(options: ServeOptions, engine_args: AsyncEngineArgs, names: Sequence[str]) -> int:
-    """Serves until told to stop. The exit status: 0, or 1 where the engine died or never came up."""
+def serve(options: ServeOptions, engine_args: Sequence[AsyncEngineArgs]) -> int:
+    """Serves the models until told to stop. The exit status: 0, or 1 where the engine died or never came up."""
     listener = bind(options)
     try:
         config = uvicorn.Config(app=None, loop="uvloop")  # type: ignore[arg-type]
         with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
-            return runner.run(_serve(options, engine_args, names, listener))
+            return runner.run(_serve(options, engine_args, listener))
     finally:
         listener.close()
         if options.uds is not None:
@@ -50,63 +52,114 @@ def serve(options: ServeOptions, engine_args: AsyncEngineArgs, names: Sequence[s
 
 
 def bind(options: ServeOptions) -> socket.socket:
-    """The listening socket. Raises OSError naming the address that is taken."""
+    """The bound socket. Raises OSError naming the address that cannot be had."""
     if options.uds is not None:
-        with contextlib.suppress(FileNotFoundError):
-            if stat.S_ISSOCK(os.stat(options.uds).st_mode):
-                os.unlink(options.uds)
-        listener = socket.socket(socket.AF_UNIX)
-        listener.bind(options.uds)
-        os.chmod(options.uds, 0o660)
-        return listener
+        return _bind_unix(options.uds)
     host = options.host or "0.0.0.0"
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, options.port))
+        listener.listen(_BACKLOG)  # two of them may bind a port; only one may listen
     except OSError as error:
         listener.close()
-        raise OSError(error.errno, f"cannot listen on {host}:{options.port}: {error.strerror}") from None
+        raise OSError(error.errno, f"cannot listen on {host}:{options.port}: {_reason(error)}") from None
     return listener
 
 
-async def _serve(
-    options: ServeOptions, engine_args: AsyncEngineArgs, names: Sequence[str], listener: socket.socket
-) -> int:
+def _bind_unix(path: str) -> socket.socket:
+    """Takes the place of a socket that a dead server left; of nothing else."""
+    listener = socket.socket(socket.AF_UNIX)
+    try:
+        if _is_left_over(path):
+            os.unlink(path)
+        listener.bind(path)
+        os.chmod(path, 0o660)
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise OSError(error.errno, f"cannot listen on {path}: {_reason(error)}") from None
+    return listener
+
+
+def _is_left_over(path: str) -> bool:
+    """Whether it is a socket that nobody listens on."""
+    if not os.path.exists(path) or not stat.S_ISSOCK(os.stat(path).st_mode):
+        return False
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            return True
+    return False
+
+
+def _reason(error: OSError) -> str:
+    return error.strerror or str(error)  # a host without an address has no strerror
+
+
+async def _serve(options: ServeOptions, engine_args: Sequence[AsyncEngineArgs], listener: socket.socket) -> int:
     server = Server(options)
     http = _Uvicorn(_uvicorn_config(options, server))
     stop = _StopSignals()
     serving = asyncio.create_task(http.serve(sockets=[listener]))
     try:
-        loading = asyncio.create_task(asyncio.to_thread(_load, options, engine_args, names))
+        loading = asyncio.create_task(_model_host(options, engine_args))
         stopping = asyncio.create_task(stop.first.wait())
         await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if not loading.done():
             os._exit(130)  # the thread cannot be interrupted; the core follows its parent
-        model = loading.result()
-        server.ready(SingleModel(model))
-        logger.info("Serving %s on %s", ", ".join(model.names), address_of(options, listener))
+        models = loading.result()
+        server.ready(models)
+        logger.info("%s", ready_line(models, options, address_of(options, listener)))
         try:
-            dead = await _until_stopped_or_dead(stop, model)
+            dead = await _until_stopped_or_dead(stop, models)
             await _drain(server, stop, dead)
         finally:
-            model.close()
+            await models.close()
         return 1 if dead else 0
     finally:
         http.should_exit = True
         await serving
 
 
-def _load(options: ServeOptions, engine_args: AsyncEngineArgs, names: Sequence[str]) -> ServedModel:
+async def _model_host(options: ServeOptions, engine_args: Sequence[AsyncEngineArgs]) -> ModelHost:
+    """One model, loaded; or several that are loaded when they are asked for."""
+    if len(engine_args) == 1:
+        return SingleModel(await asyncio.to_thread(_load, options, engine_args[0]))
+    by_name = {str(each.served_model_name): each for each in engine_args}
+
+    def load(name: str) -> ServedModel:
+        return _load(options, by_name[name])
+
+    return ModelPool(list(by_name), load, options.max_loaded_models, options.model_keep_alive)
+
+
+def _load(options: ServeOptions, engine_args: AsyncEngineArgs) -> ServedModel:
     engine = AsyncLLM.from_engine_args(engine_args, UsageContext.OPENAI_API_SERVER)
+    names = options.served_model_name or [str(engine_args.served_model_name)]
     return ServedModel(engine, names, options.chat_settings())
 
 
-async def _until_stopped_or_dead(stop: "_StopSignals", model: ServedModel) -> bool:
+def ready_line(models: ModelHost, options: ServeOptions, address: str) -> str:
+    """What is served, where, and what its requests start from."""
+    names = ", ".join(str(entry["id"]) for entry in models.listing())
+    if not isinstance(models, SingleModel):
+        return f"Serving {names} on {address}: loaded on demand, {options.max_loaded_models} at a time"
+    model, defaults = models.model, models.model.defaults
+    line = (
+        f"Serving {names} on {address}: {model.max_model_len} tokens of context, "
+        f"temperature {defaults.temperature:g}, top_p {defaults.top_p:g}, top_k {defaults.top_k}"
+    )
+    parsers = {"tools": model.chat.tool_parser, "reasoning": model.chat.reasoning_parser}
+    return line + "".join(f", {what} by {parser}" for what, parser in parsers.items() if parser is not None)
+
+
+async def _until_stopped_or_dead(stop: "_StopSignals", models: ModelHost) -> bool:
     """Whether it was the engine's death that ended the wait."""
     while not stop.first.is_set():
-        if model.engine.errored:
-            logger.error("The engine is down: %s", model.engine.dead_error)
+        if (failure := models.failure()) is not None:
+            logger.error("The engine is down: %s", failure)
             return True
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stop.first.wait(), ENGINE_WATCH_SECONDS)

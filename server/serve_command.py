@@ -10,7 +10,7 @@ from .serve_options import ServeOptions
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model_tag", nargs="?", metavar="MODEL", help=f"what to serve [{DEFAULT_MODEL}]")
+    parser.add_argument("models", nargs="*", metavar="MODEL", help=f"what to serve [{DEFAULT_MODEL}]")
     parser.add_argument("--config", metavar="FILE", help="YAML file of options; the command line comes before it")
     AsyncEngineArgs.add_cli_args(parser)
     ServeOptions.add_arguments(parser)
@@ -22,10 +22,21 @@ def run(options: argparse.Namespace) -> int:
 
     logging.basicConfig(format="%(levelname)s %(message)s", level=logging.INFO)
     server_options = ServeOptions.from_namespace(options)
-    if options.model_tag is not None:
-        options.model = options.model_tag
-    names = server_options.served_model_name or [str(options.model)]
-    engine_options = {each.name: getattr(options, each.name, each.default) for each in fields(AsyncEngineArgs)}
-    engine_options |= {"served_model_name": names[0], "shutdown_timeout": 0.0}
-    engine_args = AsyncEngineArgs.from_cli_args(argparse.Namespace(**engine_options))
-    return serve(server_options, engine_args, names)
+    models = options.models or [str(options.model)]
+    if len(set(models)) != len(models):
+        raise ValueError(f"a model is named twice: {', '.join(models)}")
+    if len(models) > 1 and server_options.served_model_name:
+        raise ValueError("--served-model-name names one model; several are served under the names they are given by")
+    unknown = set(server_options.model_keep_alive) - set(models)
+    if unknown:
+        raise ValueError(f"--model-keep-alive names {', '.join(sorted(unknown))}, which is not served")
+    return serve(server_options, [engine_args_of(options, server_options, model) for model in models])
+
+
+def engine_args_of(options: argparse.Namespace, server: ServeOptions, model: str) -> AsyncEngineArgs:
+    """The engine's options. Of those that server and engine have both, the engine gets only what it reads."""
+    mine = {each.name for each in fields(ServeOptions)} - {"enable_log_requests"}
+    given = {name: value for name, value in vars(options).items() if name not in mine}
+    name = server.served_model_name[0] if server.served_model_name else model
+    given |= {"model": model, "served_model_name": name, "shutdown_timeout": 0.0}
+    return AsyncEngineArgs.from_cli_args(argparse.Namespace(**given))

@@ -5,7 +5,7 @@ import json
 import os
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_origin
 
 from .models import ChatSettings
 
@@ -16,6 +16,21 @@ def _option(default: Any, help: str, **kwargs: Any) -> Any:
     if isinstance(default, (list, dict)):
         return field(default_factory=lambda: type(default)(default), metadata=metadata)
     return field(default=default, metadata=metadata)
+
+
+_GROUPS = {
+    "network": "host",
+    "access": "api_key",
+    "model and chat": "served_model_name",
+    "tools and reasoning": "response_role",
+    "answers": "return_tokens_as_token_ids",
+    "several models": "max_loaded_models",
+    "what is served": "enable_tokenizer_info_endpoint",
+    "limits": "max_queued_requests",
+    "logs": "enable_log_requests",
+}
+"""Groups of --help, each with its first field; the next fields belong to it too."""
+_FIRST_OF_GROUP = {first: name for name, first in _GROUPS.items()}
 
 
 @dataclass
@@ -53,6 +68,10 @@ class ServeOptions:
     return_tokens_as_token_ids: bool = _option(False, "spell tokens in logprobs as token_id:N")
     enable_force_include_usage: bool = _option(False, "end every stream with its usage")
     enable_prompt_tokens_details: bool = _option(False, "accepted; usage always has the details")
+    max_loaded_models: int = _option(1, "of several models, how many are loaded at a time")
+    model_keep_alive: dict[str, float] = _option(
+        {}, "seconds an idle model stays loaded, JSON: {MODEL: SECONDS} [until its room is needed]", json=True
+    )
     enable_tokenizer_info_endpoint: bool = _option(False, "serve /tokenizer_info")
     enable_admin: bool = _option(False, "serve the controls: sleep, pause, caches, profiles")
     strict_max_tokens: bool = _option(False, "refuse max_tokens beyond the context instead of cutting it")
@@ -72,6 +91,11 @@ class ServeOptions:
             raise ValueError("--enable-auto-tool-choice needs --tool-call-parser NAME")
         if (self.ssl_keyfile is None) != (self.ssl_certfile is None):
             raise ValueError("--ssl-keyfile and --ssl-certfile go together")
+        if self.max_loaded_models < 1:
+            raise ValueError(f"--max-loaded-models must be at least 1, got {self.max_loaded_models}")
+        for name, seconds in self.model_keep_alive.items():
+            if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds >= 0:
+                raise ValueError(f"--model-keep-alive of {name!r} must be seconds of at least 0, got {seconds!r}")
         if not self.api_key and (key := os.environ.get("VLLM_API_KEY")):
             self.api_key = [key]
 
@@ -97,8 +121,10 @@ class ServeOptions:
 
     @classmethod
     def add_arguments(cls, parser: argparse.ArgumentParser) -> None:
-        group = parser.add_argument_group("server")
+        groups = {name: parser.add_argument_group(name) for name in _GROUPS}
+        group = groups["network"]
         for each in fields(cls):
+            group = groups.get(_FIRST_OF_GROUP.get(each.name, ""), group)
             flag = "--" + each.name.replace("_", "-")
             default = each.default_factory() if callable(each.default_factory) else each.default
             described = str(each.metadata["help"])
@@ -113,6 +139,8 @@ class ServeOptions:
                 settings["nargs"] = "+"
             elif isinstance(default, (int, float)):
                 settings["type"] = type(default)
+            elif get_origin(each.type) is Literal:
+                settings["choices"] = get_args(each.type)
             group.add_argument(flag, **settings)
 
     @classmethod

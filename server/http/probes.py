@@ -15,7 +15,7 @@ from .server import server_of
 async def health(request: Request) -> Response:
     """200 when requests are taken, 503 while loading, draining or without an engine."""
     server = server_of(request)
-    ready = server.phase == "ready" and not any(model.engine.errored for model in server.models.loaded())
+    ready = server.phase == "ready" and server.models.failure() is None
     return Response(status_code=200 if ready else 503)
 
 
