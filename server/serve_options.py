@@ -73,6 +73,7 @@ class ServeOptions:
         {}, "seconds an idle model stays loaded, JSON: {MODEL: SECONDS} [until its room is needed]", json=True
     )
     enable_tokenizer_info_endpoint: bool = _option(False, "serve /tokenizer_info")
+    disable_web_ui: bool = _option(False, "serve no page at /")
     enable_admin: bool = _option(False, "serve the controls: sleep, pause, caches, profiles")
     strict_max_tokens: bool = _option(False, "refuse max_tokens beyond the context instead of cutting it")
     vllm_error_format: bool = _option(False, "spell errors as vLLM does, not as OpenAI")

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from . import admin, probes, text
+from . import admin, page, probes, text
 from .anthropic import count_tokens, create_message
 from .chat import create_chat_completion
 from .completions import create_completion
@@ -35,9 +35,11 @@ class Endpoint:
     methods: tuple[str, ...] = ("POST",)
     generates: bool = False
     admin: bool = False
+    page: bool = False
 
 
 ENDPOINTS = (
+    *(Endpoint(path, page.page_file, ("GET",), page=True) for path in page.FILES),
     Endpoint("/health", probes.health, ("GET",)),
     Endpoint("/ping", probes.health, ("GET", "POST")),
     Endpoint("/live", probes.live, ("GET",)),
@@ -70,7 +72,11 @@ ENDPOINTS = (
 
 def build_app(server: Server) -> Starlette:
     options = server.options
-    endpoints = [endpoint for endpoint in ENDPOINTS if options.enable_admin or not endpoint.admin]
+    endpoints = [
+        endpoint
+        for endpoint in ENDPOINTS
+        if (options.enable_admin or not endpoint.admin) and not (options.disable_web_ui and endpoint.page)
+    ]
     cors = Middleware(
         CORSMiddleware,
         allow_origins=options.allowed_origins,

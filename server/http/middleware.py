@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .errors import ApiError, ErrorStyle
 from .generation import request_id_of
+from .page import FILES as PAGE_FILES
 from .responses import error_response
 from .server import Server
 
@@ -18,7 +19,7 @@ logger = logging.getLogger("corespan.server")
 
 MAX_HEADERS = 256
 MAX_HEADER_BYTES = 64 * 1024
-OPEN_PATHS = frozenset({"/health", "/ping", "/live", "/version", "/metrics", "/metrics/", "/"})
+OPEN_PATHS = frozenset({"/health", "/ping", "/live", "/version", "/metrics", "/metrics/", *PAGE_FILES})
 """What needs no key: probes, figures, and the page, which asks for one."""
 UNCOUNTED_PATHS = frozenset({"/health", "/ping", "/live", "/version", "/metrics", "/metrics/", "/load"})
 
