@@ -15,6 +15,7 @@ from setuptools.command.build_py import build_py
 ROOMS = ("protocol", "client", "core", "engine", "vllm", "server")
 KERNELS = Path("core/kernels")
 FROM_SDIST = Path("PKG-INFO").exists()
+FROM_A_CLONE_OF_PIPS = any(part.startswith(("pip-req-build-", "pip-install-")) for part in Path.cwd().parts)
 WITHOUT_KERNELS = os.environ.get("CORESPAN_NO_KERNELS") == "1"
 REMEDY = """
 The native kernels do not compile. Install a C++17 compiler (apt-get install g++) or, to do without them, slower:
@@ -54,8 +55,9 @@ class BdistWheel(bdist_wheel):
 def native_extensions():
     """The kernels: plain C++17 on raw pointers.
 
-    In a checkout a failed compile is a warning, and the torch reference serves. Out of an sdist it is an error: pip
-    keeps the wheel it builds of one, and would install that again, without kernels, when there is a compiler.
+    In a checkout a failed compile is a warning, and the torch reference serves. Out of an sdist, and in the clone that
+    pip makes for a `git+https://` address, it is an error: pip keeps the wheel it builds there, and would install that
+    again, without kernels, when there is a compiler.
     """
     sources = sorted(str(path) for path in KERNELS.rglob("*.cpp"))
     if not sources or WITHOUT_KERNELS:
@@ -68,7 +70,7 @@ def native_extensions():
             define_macros=[("CORESPAN_SOURCE_HASH", str(source_hash(KERNELS / "csrc")))],
             extra_compile_args=["-std=c++17", "-O3", "-fwrapv", "-g0", "-fopenmp", "-fvisibility=hidden"],
             extra_link_args=["-fopenmp"],
-            optional=not FROM_SDIST,
+            optional=not (FROM_SDIST or FROM_A_CLONE_OF_PIPS),
         )
     ]
 

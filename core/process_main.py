@@ -9,7 +9,6 @@ import faulthandler
 import logging
 import os
 import select
-import shutil
 import signal
 import socket
 import sys
@@ -36,7 +35,7 @@ def main(channel_fd: int, parent_pid: int) -> None:
     init = channel.receive()
     if not isinstance(init, HandshakeInit):
         sys.exit(f"expected the configuration, got a {type(init).__name__}")
-    ParentWatch(channel, parent_pid, init.socket_dir).start()
+    ParentWatch(channel, parent_pid, init).start()
     try:
         _configure_logging()
         stacks = open(os.path.join(init.socket_dir, STACKS_FILE), "wb")  # stays open for faulthandler
@@ -66,11 +65,11 @@ def failure(error: BaseException) -> HandshakeFailed:
 class ParentWatch(threading.Thread):
     """Waits for the parent's end, and then ends this process."""
 
-    def __init__(self, channel: Channel, parent_pid: int, socket_dir: str) -> None:
+    def __init__(self, channel: Channel, parent_pid: int, init: HandshakeInit) -> None:
         super().__init__(name="core-parent-watch", daemon=True)
         self._channel = channel
         self._parent_pid = parent_pid
-        self._socket_dir = socket_dir
+        self._init = init
 
     def run(self) -> None:
         poller = select.poll()
@@ -90,13 +89,24 @@ class ParentWatch(threading.Thread):
             return None
 
     def _leave(self) -> None:
+        remove_socket_dir(self._init)
         try:
             self._channel.close()  # a descriptor to look around with, should there be no other
-            shutil.rmtree(self._socket_dir, ignore_errors=True)
             for child in psutil.Process().children(recursive=True):
                 child.kill()
         finally:
             os._exit(1)
+
+
+def remove_socket_dir(init: HandshakeInit) -> None:
+    """By the names of what is in it: to list a folder takes descriptors, and there may be none."""
+    addresses = (*init.input_addresses, *init.output_addresses)
+    sockets = [address.removeprefix("ipc://") for address in addresses if address.startswith("ipc://")]
+    for path in (*sockets, os.path.join(init.socket_dir, STACKS_FILE)):
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+    with contextlib.suppress(OSError):
+        os.rmdir(init.socket_dir)
 
 
 class TerminationWatch(threading.Thread):

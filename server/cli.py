@@ -57,11 +57,12 @@ def as_options(message: str, options: argparse.Namespace) -> str:
     from ..engine.engine_args import EngineArgs
 
     given = vars(options)
+    message = message.replace("must be None or ", "must be ")
     for name in sorted((field.name for field in fields(EngineArgs) if "_" in field.name), key=len, reverse=True):
         if name not in given:
             message = re.sub(rf", {name}\b(?=[,)])|(?<=\(){name}, ", "", message)
     for name in given:
-        if "_" in name:
+        if "_" in name or message.startswith(f"{name} must "):  # others are words of the language too
             message = re.sub(rf"(?<![\w-]){name}\b", "--" + name.replace("_", "-"), message)
     return message
 

@@ -36,26 +36,55 @@ def test_sdist_holds_every_file_of_tests_docs_examples_and_scripts(unpacked: Pat
         assert [path for path in wanted if not (unpacked / path).exists()] == []
 
 
-def test_tests_of_the_sdist_are_collected(unpacked: Path) -> None:
-    command = ["pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "tests/protocol", "tests/test_readme.py"]
+def test_tests_of_the_sdist_run_on_its_own_tree(unpacked: Path, tmp_path: Path) -> None:
+    (tmp_path / "corespan").symlink_to(unpacked)
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    selection = ["tests/protocol/test_params.py", "tests/core/kv_cache", "tests/test_readme.py", "-k", "not example"]
 
-    collected = subprocess.run([sys.executable, "-m", *command], cwd=unpacked, capture_output=True, text=True)
+    def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            [sys.executable, *arguments], cwd=unpacked, env=environment, capture_output=True, text=True
+        )
 
-    assert collected.returncode == 0, collected.stdout[-2000:]
+    own = run("-P", "-c", "import corespan; print(corespan.__path__[0])")
+    passed = run("-m", "pytest", "-q", "-p", "no:cacheprovider", *selection)
+
+    assert Path(own.stdout.strip()).resolve() == unpacked.resolve()
+    assert passed.returncode == 0, passed.stdout[-2000:]
 
 
-def test_sdist_without_a_compiler_fails_with_the_remedy(unpacked: Path, tmp_path: Path) -> None:
-    environment = {**os.environ, "CC": "/nowhere/cc", "CXX": "/nowhere/c++"}
-    command = [sys.executable, "setup.py", "build_ext", "--build-lib", str(tmp_path), "--build-temp", str(tmp_path)]
+@pytest.mark.parametrize("folder", ["sdist", "pip-req-build-x1y2", "pip-install-x1y2/corespan_3f"])
+def test_where_pip_would_keep_the_wheel_a_missing_compiler_is_an_error_with_the_remedy(
+    unpacked: Path, tmp_path: Path, folder: str
+) -> None:
+    """pip keeps what it builds of an sdist, and of a repository that it has cloned."""
+    tree = unpacked if folder == "sdist" else build_tree(unpacked, tmp_path / folder)
 
-    failed = subprocess.run(command, cwd=unpacked, env=environment, capture_output=True, text=True)
-    without = subprocess.run(
-        command, cwd=unpacked, env={**environment, "CORESPAN_NO_KERNELS": "1"}, capture_output=True
-    )
+    failed, without = build_without_compiler(tree), build_without_compiler(tree, CORESPAN_NO_KERNELS="1")
 
     assert failed.returncode != 0
     assert "CORESPAN_NO_KERNELS=1 pip install --no-cache-dir" in failed.stderr
     assert without.returncode == 0
+
+
+def test_in_a_checkout_a_missing_compiler_is_a_warning(unpacked: Path, tmp_path: Path) -> None:
+    assert build_without_compiler(build_tree(unpacked, tmp_path / "checkout")).returncode == 0
+
+
+def build_tree(unpacked: Path, folder: Path) -> Path:
+    """What a build of the kernels needs, as a repository has it: without the sdist's PKG-INFO."""
+    shutil.copytree(unpacked / "core", folder / "core")
+    for name in ("setup.py", "pyproject.toml", "__init__.py", "README.md", "LICENSE"):
+        shutil.copy(unpacked / name, folder)
+    return folder
+
+
+def build_without_compiler(tree: Path, **environment: str) -> "subprocess.CompletedProcess[str]":
+    """Builds the kernels where there is no compiler."""
+    environment = {**os.environ, "CC": "/nowhere/cc", "CXX": "/nowhere/c++", **environment}
+    target = str(tree / "build")
+    command = [sys.executable, "setup.py", "build_ext", "--build-lib", target, "--build-temp", target]
+    return subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True)
 
 
 def test_changelog_tells_of_the_version() -> None:
@@ -64,3 +93,16 @@ def test_changelog_tells_of_the_version() -> None:
 
     assert version is not None and f"## {version[1]}" in (ROOT / "CHANGELOG.md").read_text()
     assert project["keywords"] and project["authors"]
+
+
+def test_changelog_names_every_command_and_what_has_a_folder() -> None:
+    """The commands are those of the command line's own help."""
+    help_text = subprocess.run(
+        [sys.executable, "-m", "corespan.server.cli", "--help"], capture_output=True, text=True, check=True
+    ).stdout
+    commands = re.findall(r"^    ([\w-]+)", help_text.partition("commands:")[2], re.MULTILINE)
+    changelog = (ROOT / "CHANGELOG.md").read_text()
+
+    assert len(commands) > 3
+    missing = [name for name in (*commands, "examples/", "corespan.vllm", "tool calls") if name not in changelog]
+    assert missing == []

@@ -65,7 +65,8 @@ def test_wheel_generates_in_an_empty_environment(wheel: Path, tiny_llama_dir: st
     purelib = sysconfig.get_path("purelib", vars={"base": str(environment), "platbase": str(environment)})
     install = ["pip", "--python", str(python), "install", "--quiet", "--no-deps", "--no-index", str(wheel)]
     subprocess.run([sys.executable, "-m", *install], check=True)
-    Path(purelib, "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    lent = [path for path in sys.path if path.endswith("-packages")]
+    Path(purelib, "dependencies.pth").write_text("\n".join(lent) + "\n")
     outside = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
 
     where = subprocess.run(

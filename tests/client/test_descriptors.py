@@ -11,7 +11,10 @@ from bridge import request, tokens_of
 from fake_executor import HANG
 from leftovers import Leftovers
 
+from corespan.client.connection import ClientAddresses
+from corespan.core.process_main import remove_socket_dir
 from corespan.protocol.errors import EngineDeadError
+from corespan.protocol.outputs import STACKS_FILE, HandshakeInit
 
 
 @contextlib.contextmanager
@@ -102,3 +105,28 @@ def test_a_core_out_of_descriptors_goes_on_and_leaves_in_order(make_mp_bridge):
     use_everything(bridge)
     bridge.client.shutdown()
     assert leftovers.found() == []
+
+
+def test_a_core_out_of_descriptors_removes_its_socket_folder_when_the_program_is_gone(tmp_path):
+    """Whatever becomes of the descriptors that its sockets give back meanwhile."""
+    addresses = ClientAddresses(socket_dir=str(tmp_path / "sockets"), output_token=b"")
+    clients = [addresses.of_client(index) for index in range(2)]
+    init = HandshakeInit(
+        config=b"",
+        engine_index=0,
+        socket_dir=addresses.socket_dir,
+        output_token=b"",
+        input_addresses=[client.input_address for client in clients],
+        output_addresses=[client.output_address for client in clients],
+        executor_class="",
+        log_stats=False,
+    )
+    os.mkdir(addresses.socket_dir)
+    bound = [socket.socket(socket.AF_UNIX) for _ in range(4)]
+    for ours, address in zip(bound, (*init.input_addresses, *init.output_addresses), strict=True):
+        ours.bind(address.removeprefix("ipc://"))
+        ours.close()
+    (tmp_path / "sockets" / STACKS_FILE).write_bytes(b"")
+    with no_descriptor_left():
+        remove_socket_dir(init)
+    assert not os.path.exists(addresses.socket_dir)

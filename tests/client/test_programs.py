@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 from bridge import DEADLINE, request, tokens_of
-from leftovers import PATIENCE
+from leftovers import PATIENCE, Leftovers
 
 SUPPORT = str(Path(__file__).parents[1] / "support")
 EXPECTED = str(tokens_of(request("only")))
@@ -145,10 +145,12 @@ def test_the_core_goes_though_a_fork_of_the_program_lives_on(environment):
 
 
 def test_a_core_out_of_file_descriptors_still_goes_with_the_program(environment):
+    leftovers = Leftovers()
     ending = "bridge.call('collective_rpc', 'exhaust_file_descriptors'); import os; os._exit(0)"
     program, core = start_serving(environment, ending)
     program.communicate(timeout=DEADLINE)
     wait_for_end(core)
+    assert leftovers.found() == []
 
 
 def test_dropping_a_client_ends_its_core(environment):

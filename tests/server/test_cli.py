@@ -130,7 +130,8 @@ class TestGenerate:
         ("arguments", "told"),
         [
             (["--model", "/no/such/model.gguf", "hello"], "/no/such/model.gguf"),
-            (["--temperature", "-1", "hello"], "temperature"),
+            (["--temperature", "-1", "hello"], "--temperature must be"),
+            (["--max-tokens", "0", "hello"], "--max-tokens must be an integer of at least 1, got 0"),
             (["--max-model-len", "nonsense", "hello"], "--max-model-len must be"),
         ],
     )

@@ -56,3 +56,14 @@ def test_the_kernels_are_not_used_once_a_source_has_changed(tmp_path: Path, monk
 
 def test_a_library_that_cannot_tell_its_version_is_not_used() -> None:
     assert not library._is_of_this_version(SimpleNamespace())  # type: ignore[arg-type]
+
+
+def test_where_there_are_no_kernels_the_warning_names_a_remedy_that_does_without_kept_wheels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(library, "__file__", str(tmp_path / "library.py"))
+
+    assert library._load.__wrapped__() is None
+
+    assert "pip install --force-reinstall --no-deps --no-cache-dir" in caplog.text
+    assert "apt-get install g++" in caplog.text
