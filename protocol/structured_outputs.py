@@ -18,7 +18,9 @@ class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, repr_omit_defa
     json: a JSON schema, as text or as data; regex: the whole answer matches; choice: the answer is one of these;
     grammar: Lark or EBNF (GBNF) text; json_object=True: any JSON object; structural_tag: JSON text that holds
     `structures`, a list of {"begin": text, "schema": JSON schema, "end": text}, and `triggers`, a list of texts: the
-    answer is free until one of the triggers, and then one of the structures that begin with it.
+    answer is free until one of the triggers, and then one of the structures that begin with it. Or the newer form,
+    with a `format` of const_string, json_schema, regex, any_text, sequence, or, tag, triggered_tags,
+    tags_with_separator: free text and regexes are supported where something fixed, or nothing, follows.
     The whitespace options and disable_additional_properties apply to JSON schemas (and whitespace to json_object).
     """
 

@@ -23,6 +23,7 @@ from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from ...protocol.errors import VLLMValidationError
 from ...protocol.structured_outputs import CONSTRAINTS, StructuredOutputsParams
+from .structural_format import StructuralFormat, format_grammar
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
@@ -173,8 +174,16 @@ class _StructuralTag(msgspec.Struct):
 
 
 def _structural_tag_grammar(params: StructuredOutputsParams, tokenizer: "llguidance.LLTokenizer | None") -> str:
-    """Free text, until a trigger appears; from there one of the structures that begin with it, then free text again."""
-    tag = msgspec.json.decode(params.structural_tag or "", type=_StructuralTag)
+    """Free text, until a trigger appears; from there one of the structures that begin with it, then free text again.
+    The newer form, which says in its `format` what comes when, is `structural_format`'s.
+    """
+    text = params.structural_tag or ""
+    if isinstance(given := msgspec.json.decode(text), dict) and "format" in given:
+        newer = msgspec.json.decode(text, type=StructuralFormat)
+        return format_grammar(
+            newer, lambda schema: _json_rule(schema, params), lambda text: _special_token(text, tokenizer)
+        )
+    tag = msgspec.json.decode(text, type=_StructuralTag)
     any_tag = " | ".join(f"tag_{number}" for number in range(len(tag.structures)))
     lines = ["%llguidance {}", f"start: ({any_tag})* TEXT", "TEXT: /(.|\\n)*/"]
     for number, trigger in enumerate(tag.triggers):
@@ -186,14 +195,19 @@ def _structural_tag_grammar(params: StructuredOutputsParams, tokenizer: "llguida
 
 
 def _structure_rule(structure: _Structure, triggers: list[str], params: StructuredOutputsParams) -> str:
-    schema = _prepared(structure.schema, params)
-    if isinstance(schema, dict):
-        schema = {**schema, "x-guidance": _whitespace_options(params)}
+    json_rule = _json_rule(structure.schema, params)
     for number, trigger in enumerate(triggers):
         if structure.begin.startswith(trigger):
             rest = structure.begin.removeprefix(trigger)
-            return f"trigger_{number} {_literal(rest)} %json {json.dumps(schema)} {_literal(structure.end)}"
+            return f"trigger_{number} {_literal(rest)} {json_rule} {_literal(structure.end)}"
     raise ValueError(f"none of the triggers {triggers} is at the beginning of {structure.begin!r}")
+
+
+def _json_rule(schema: Any, params: StructuredOutputsParams) -> str:
+    schema = _prepared(schema, params)
+    if isinstance(schema, dict):
+        schema = {**schema, "x-guidance": _whitespace_options(params)}
+    return f"%json {json.dumps(schema)}"
 
 
 def _special_token(text: str, tokenizer: "llguidance.LLTokenizer | None") -> str | None:
