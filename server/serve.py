@@ -100,7 +100,7 @@ def _reason(error: OSError) -> str:
 
 async def _serve(options: ServeOptions, engine_args: Sequence[AsyncEngineArgs], listener: socket.socket) -> int:
     server = Server(options)
-    http = _Uvicorn(_uvicorn_config(options, server))
+    http = _Uvicorn(uvicorn_config(options, server))
     stop = _StopSignals()
     serving = asyncio.create_task(http.serve(sockets=[listener]))
     try:
@@ -194,7 +194,7 @@ class _StopSignals:
         (self.second if self.first.is_set() else self.first).set()
 
 
-def _uvicorn_config(options: ServeOptions, server: Server) -> uvicorn.Config:
+def uvicorn_config(options: ServeOptions, server: Server) -> uvicorn.Config:
     return uvicorn.Config(
         build_app(server),
         http="httptools",
@@ -203,7 +203,6 @@ def _uvicorn_config(options: ServeOptions, server: Server) -> uvicorn.Config:
         server_header=False,
         log_level=options.uvicorn_log_level,
         log_config=None,
-        root_path=options.root_path,
         timeout_keep_alive=options.keep_alive_timeout,
         timeout_graceful_shutdown=5,
         ssl_keyfile=options.ssl_keyfile,

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import uvicorn
+from bridge import FAKE_EXECUTOR, fake_config
 from clients import LoopThread
 
 from corespan import AsyncEngineArgs, AsyncLLM
-from corespan.server.http.app import build_app
 from corespan.server.http.server import Server
 from corespan.server.models import ModelHost, ServedModel, SingleModel
+from corespan.server.serve import uvicorn_config
 from corespan.server.serve_options import ServeOptions
 
 
@@ -21,11 +22,11 @@ class ServerThread:
     def __init__(self, options: ServeOptions | None = None) -> None:
         self.server = Server(options or ServeOptions(disable_uvicorn_access_log=True))
         self.loop = LoopThread()
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        config = uvicorn.Config(build_app(self.server), lifespan="off", log_config=None, http="httptools")
-        self._http = uvicorn.Server(config)
-        self._serving = self.loop.start(self._http._serve(sockets=[self._listener]))
-        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self._http = uvicorn.Server(uvicorn_config(self.server.options, self.server))
+        self._serving = self.loop.start(self._http._serve(sockets=[self.listener]))
+        scheme = "https" if self.server.options.ssl_certfile else "http"
+        self.url = f"{scheme}://127.0.0.1:{self.listener.getsockname()[1]}"
 
     def serve(self, host: ModelHost) -> None:
         self.server.ready(host)
@@ -37,7 +38,7 @@ class ServerThread:
             for model in self.server.models.loaded():
                 self.loop.run(_close(model))
         self.loop.close()
-        self._listener.close()
+        self.listener.close()
 
 
 async def _close(model: ServedModel) -> None:
@@ -60,3 +61,15 @@ def serve_engine(
 
 async def _build(engine_args: dict[str, Any]) -> AsyncLLM:
     return await asyncio.to_thread(AsyncLLM.from_engine_args, AsyncEngineArgs(**engine_args))
+
+
+def serve_fake(options: ServeOptions | None = None, **fake: Any) -> ServerThread:
+    """A server over the executor without a model, without a tokenizer: `fake` goes to `fake_config`."""
+    thread = ServerThread(options or ServeOptions(disable_uvicorn_access_log=True))
+    try:
+        engine = AsyncLLM(fake_config(**fake), FAKE_EXECUTOR)
+        thread.serve(SingleModel(ServedModel(engine, ["fake"])))
+    except BaseException:
+        thread.close()
+        raise
+    return thread
