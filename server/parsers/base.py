@@ -114,7 +114,7 @@ class AnswerParser:
         if not delta.content:
             return delta
         parsed = feed(delta.content)
-        parsed.reasoning = delta.reasoning
+        parsed.reasoning = delta.reasoning + parsed.reasoning
         return parsed
 
 

@@ -20,6 +20,7 @@ TOOL_PARSERS: dict[str, str] = {
     "llama3_json": "json_calls:Llama3JsonParser",
     "llama4_pythonic": "pythonic:PythonicParser",
     "mistral": "json_calls:MistralParser",
+    "openai": "harmony:HarmonyToolParser",
     "pythonic": "pythonic:PythonicParser",
     "qwen3_coder": "xml_calls:Qwen3XmlParser",
     "qwen3_xml": "xml_calls:Qwen3XmlParser",
@@ -28,6 +29,7 @@ TOOL_PARSERS: dict[str, str] = {
 
 REASONING_PARSERS: dict[str, str] = {
     "deepseek_r1": "reasoning:DeepSeekR1Reasoning",
+    "gpt_oss": "harmony:HarmonyReasoning",
     "granite": "reasoning:GraniteReasoning",
     "mistral": "reasoning:MistralReasoning",
     "qwen3": "reasoning:TaggedReasoning",
@@ -57,6 +59,7 @@ def _load(name: str, table: Mapping[str, str], option: str) -> type:
 
 
 _TOOL_MARKS = (
+    ("<|channel|>", "openai"),
     ("<function=", "qwen3_xml"),
     ("<arg_key>", "glm45"),
     ("<|tool_call_begin|>", "kimi_k2"),
@@ -66,7 +69,12 @@ _TOOL_MARKS = (
     ("<tool_call>", "hermes"),
     ("<|python_tag|>", "llama3_json"),
 )
-_REASONING_MARKS = (("[THINK]", "mistral"), ("Here is my thought process", "granite"), ("<think>", "qwen3"))
+_REASONING_MARKS = (
+    ("<|channel|>", "gpt_oss"),
+    ("[THINK]", "mistral"),
+    ("Here is my thought process", "granite"),
+    ("<think>", "qwen3"),
+)
 
 
 def guess_tool_parser(chat_template: str) -> str | None:

@@ -4,8 +4,13 @@ import random
 
 import pytest
 
-from corespan.server.parsers.base import Delta
-from corespan.server.parsers.registry import guess_reasoning_parser, guess_tool_parser, reasoning_parser_class
+from corespan.server.parsers.base import AnswerParser, Delta
+from corespan.server.parsers.registry import (
+    guess_reasoning_parser,
+    guess_tool_parser,
+    reasoning_parser_class,
+    tool_parser_class,
+)
 
 CASES = [
     ("qwen3", "<|im_start|>assistant\n", "<think>\nhm\n</think>\n\nYes", "hm", "Yes"),
@@ -17,6 +22,16 @@ CASES = [
     ("deepseek_r1", "<｜Assistant｜>", "a\nb</think>c", "a\nb", "c"),
     ("deepseek_r1", "<｜Assistant｜>", "<think>a</think>c", "a", "c"),
     ("mistral", "", "[THINK]a < b[/THINK]c", "a < b", "c"),
+    (
+        "gpt_oss",
+        "<|start|>assistant",
+        "<|channel|>analysis<|message|>a < b<|end|><|start|>assistant<|channel|>final<|message|>Yes <|return|>",
+        "a < b",
+        "Yes ",
+    ),
+    ("gpt_oss", "<|start|>assistant<|channel|>final<|message|>It", " is", "", " is"),
+    ("gpt_oss", "<|start|>assistant<|channel|>analysis<|message|>", "hm", "hm", ""),
+    ("gpt_oss", "", "plain", "", "plain"),
     ("granite", "", "Here is my thought process:\nhm\nHere is my response:\nYes", "hm", "Yes"),
 ]
 
@@ -34,8 +49,28 @@ def test_any_cut_gives_the_same(name: str, prompt: str, text: str, reasoning: st
         assert (total.reasoning, total.content) == (reasoning, content), cuts
 
 
+@pytest.mark.parametrize("reasoning", ["gpt_oss", None])
+def test_harmony_tells_thoughts_calls_and_content_apart(reasoning: str | None) -> None:
+    text = (
+        "<|channel|>analysis<|message|>hm<|end|>"
+        '<|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 1}<|call|>'
+        "<|start|>assistant<|channel|>commentary to=functions.g<|message|>{}<|call|>"
+        "<|start|>assistant<|channel|>final<|message|>Done<|return|>"
+    )
+    for size in (1, 2, 3, 7, 20, len(text)):
+        thinker = None if reasoning is None else reasoning_parser_class(reasoning)("<|start|>assistant")
+        parser = AnswerParser(thinker, tool_parser_class("openai")())
+        total = Delta()
+        for start in range(0, len(text), size):
+            total.add(parser.feed(text[start : start + size]))
+        total.add(parser.finish())
+        assert (total.reasoning, total.content) == ("hm", "Done"), size
+        assert [(call.name, call.arguments) for call in total.calls] == [("f", '{"a": 1}'), ("g", "{}")]
+
+
 def test_parsers_are_guessed_from_templates() -> None:
     assert guess_tool_parser("... <tool_call>{{ call }}</tool_call>") == "hermes"
     assert guess_tool_parser("<tool_call><function={{ name }}>") == "qwen3_xml"
     assert guess_tool_parser("plain") is None
+    assert guess_tool_parser("<|start|>assistant<|channel|>final") == "openai"
     assert guess_reasoning_parser("{{ '<think>' }}") == "qwen3"

@@ -102,6 +102,15 @@ CASES: list[tuple[str, str, str, Calls]] = [
         "",
         [WEATHER],
     ),
+    (
+        "openai",
+        '<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{"city": "Oslo", "days": 3}<|call|>'
+        "<|start|>assistant<|channel|>commentary<|message|>And <now<|end|>"
+        "<|start|>assistant to=functions.now<|channel|>commentary json<|message|>{}",
+        "And <now",
+        [WEATHER, ("now", {})],
+    ),
+    ("openai", "no <| harmony at all", "no <| harmony at all", []),
     ("granite", f'<|tool_call|>[{OBJECT}, {{"name": "now", "arguments": {{}}}}]', "", [WEATHER, ("now", {})]),
 ]
 
