@@ -19,6 +19,13 @@ from .chat import create_chat_completion
 from .completions import create_completion
 from .errors import ApiError, as_api_error
 from .middleware import Gate, route_path, style_of
+from .response_routes import (
+    cancel_response,
+    create_response,
+    delete_response,
+    list_input_items,
+    retrieve_response,
+)
 from .responses import ClientGone, error_response
 from .server import Server, server_of
 
@@ -53,6 +60,11 @@ ENDPOINTS = (
     Endpoint("/v1/completions/render", text.render_completion),
     Endpoint("/v1/chat/completions", create_chat_completion, generates=True),
     Endpoint("/v1/chat/completions/render", text.render_chat),
+    Endpoint("/v1/responses", create_response, generates=True),
+    Endpoint("/v1/responses/{response_id}", retrieve_response, ("GET",)),
+    Endpoint("/v1/responses/{response_id}", delete_response, ("DELETE",)),
+    Endpoint("/v1/responses/{response_id}/cancel", cancel_response),
+    Endpoint("/v1/responses/{response_id}/input_items", list_input_items, ("GET",)),
     Endpoint("/v1/messages", create_message, generates=True),
     Endpoint("/v1/messages/count_tokens", count_tokens),
     Endpoint("/tokenize", text.tokenize),

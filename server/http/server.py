@@ -10,6 +10,7 @@ from ..models import ModelHost
 from ..serve_options import ServeOptions
 from .errors import ApiError, unavailable
 from .http_metrics import HttpMetrics
+from .response_store import ResponseStore
 from .responses import encode
 from .sse import DONE, EventStream, event
 
@@ -25,6 +26,7 @@ class Server:
         self.phase: Phase = "loading"
         self.num_requests = 0
         self.metrics = HttpMetrics()
+        self.responses = ResponseStore()
         self._models: ModelHost | None = None
 
     @property
