@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -37,8 +38,45 @@ A paste of several lines is one message. A line that ends in a backslash goes on
 message of several lines. Ctrl-C stops an answer.'''
 
 
-class ChatSession:
-    """The messages so far and the engine that answers them. Old turns are dropped when the context is full."""
+class Conversation(ABC):
+    """The messages so far; subclasses know who answers them."""
+
+    def __init__(self, params: "SamplingParams", system: str | None = None) -> None:
+        self.params = params
+        self.system = system
+        self.turns: list[Message] = []
+
+    @property
+    def messages(self) -> list[Message]:
+        opening = [] if self.system is None else [{"role": "system", "content": self.system}]
+        return opening + self.turns
+
+    def answer(self, question: str, interruption: Interruption) -> Iterator[str]:
+        """Yields the answer's text as it grows. Both sides are remembered, an interrupted answer as far as it got.
+
+        Raises ValueError where the question is refused, and then forgets it.
+        """
+        self.turns.append({"role": "user", "content": question})
+        try:
+            pieces = self._begin(interruption)
+        except (ValueError, OSError):
+            self.turns.pop()
+            raise
+        said: list[str] = []
+        try:
+            for text in pieces:
+                said.append(text)
+                yield text
+        finally:
+            self.turns.append({"role": "assistant", "content": "".join(said)})
+
+    @abstractmethod
+    def _begin(self, interruption: Interruption) -> Iterator[str]:
+        """The pieces of the answer to `messages`. Raises ValueError for what is refused, at once."""
+
+
+class ChatSession(Conversation):
+    """An engine answers. Old turns are dropped when the context is full."""
 
     def __init__(
         self,
@@ -48,43 +86,24 @@ class ChatSession:
         chat_template: str | None = None,
         statistics: Statistics | None = None,
     ) -> None:
+        super().__init__(params, system)
         self.engine = engine
-        self.params = params
-        self.system = system
         self.chat_template = chat_template
         self.statistics = Statistics() if statistics is None else statistics
-        self.turns: list[Message] = []
 
-    def answer(self, question: str, interruption: Interruption) -> Iterator[str]:
-        """Yields the answer's text as it grows. Both sides are remembered, an interrupted answer as far as it got.
-
-        Raises ValueError where not even the question alone fits the context, or the model has no chat template; the
-        question is then forgotten.
-        """
-        self.turns.append({"role": "user", "content": question})
-        try:
-            prompt_token_ids = self._render()
-        except ValueError:
-            self.turns.pop()
-            raise
-        said: list[str] = []
-        try:
-            prompt = {"prompt_token_ids": prompt_token_ids}
-            for text in stream_text(self.engine, prompt, self.params, interruption, self.statistics):
-                said.append(text)
-                yield text
-        finally:
-            self.turns.append({"role": "assistant", "content": "".join(said)})
+    def _begin(self, interruption: Interruption) -> Iterator[str]:
+        """Raises ValueError where not even the question alone fits the context, or there is no chat template."""
+        prompt = {"prompt_token_ids": self._render()}
+        return stream_text(self.engine, prompt, self.params, interruption, self.statistics)
 
     def _render(self) -> list[int]:
         """The conversation as token ids, without its oldest turns where these would leave no room for the answer."""
         tokenizer = self.engine.get_tokenizer()
         max_model_len = self.engine.vllm_config.model_config.max_model_len
         room = max_model_len - min(self.params.max_tokens or 1, max_model_len // 2)
-        opening = [] if self.system is None else [{"role": "system", "content": self.system}]
         while True:
             text: str = tokenizer.apply_chat_template(
-                opening + self.turns, chat_template=self.chat_template, add_generation_prompt=True, tokenize=False
+                self.messages, chat_template=self.chat_template, add_generation_prompt=True, tokenize=False
             )
             token_ids = tokenizer.encode(text, add_special_tokens=False)
             if len(token_ids) <= room:
@@ -97,17 +116,26 @@ class ChatSession:
 def run_chat(options: argparse.Namespace) -> int:
     """Talks to the model, or answers one question. Ctrl-C stops an answer, /help lists what else can be said."""
     params = sampling_params(options)
+    if options.url is not None:
+        from .remote import RemoteChat, running_remote
+
+        with running_remote(options) as remote:
+            return _chat(RemoteChat(remote, params, options.system), options.question)
     with running_engine(options) as (engine, statistics):
         session = ChatSession(engine, params, options.system, options.chat_template, statistics)
-        if options.question is None:
-            return converse(session)
-        for text in session.answer(options.question, Interruption()):
-            write(text)
-        write("\n")
+        return _chat(session, options.question)
+
+
+def _chat(session: Conversation, question: str | None) -> int:
+    if question is None:
+        return converse(session)
+    for text in session.answer(question, Interruption()):
+        write(text)
+    write("\n")
     return 0
 
 
-def converse(session: ChatSession) -> int:
+def converse(session: Conversation) -> int:
     """Reads questions from standard input until its end and prints the answers. Returns the exit status: 1 where
     something read from a pipe or file was refused; who sits at a terminal has seen it."""
     if sys.stdin is None:
@@ -138,7 +166,7 @@ def converse(session: ChatSession) -> int:
     return 1 if failed and not interactive else 0
 
 
-def respond(session: ChatSession, said: str, interruption: Interruption) -> bool:
+def respond(session: Conversation, said: str, interruption: Interruption) -> bool:
     """Answers a question or does what a command says; False: to leave. Raises ValueError for what is refused."""
     name, _, argument = said.partition(" ")
     argument = argument.strip()
@@ -169,13 +197,13 @@ def respond(session: ChatSession, said: str, interruption: Interruption) -> bool
     return True
 
 
-def _print_answer(session: ChatSession, question: str, interruption: Interruption) -> None:
+def _print_answer(session: Conversation, question: str, interruption: Interruption) -> None:
     for text in session.answer(question, interruption):
         write(text)
     write(" [stopped]\n" if interruption.take() else "\n")
 
 
-def _set(session: ChatSession, words: list[str]) -> None:
+def _set(session: Conversation, words: list[str]) -> None:
     if not words:
         note("\n".join(f"{name} {getattr(session.params, name)}" for name in SETTINGS))
         return

@@ -13,7 +13,7 @@ from ..protocol.errors import EngineDeadError
 from .chat import run_chat
 from .command_parser import CommandParser
 from .generate import run_generate
-from .options import add_chat_options, add_engine_options, add_sampling_options
+from .options import add_chat_options, add_engine_options, add_remote_options, add_sampling_options, add_stats_option
 from .terminal import discard_output, note
 
 ENVIRONMENT_HELP = """\
@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; returns the exit status: 0, 1 for an error told in one line, 130 after Ctrl-C."""
     fill_standard_descriptors()
     arguments = sys.argv[1:] if arguments is None else arguments
-    options = build_parser(with_serve="serve" in arguments).parse_args(arguments)
+    options = build_parser("serve" in arguments, "run-batch" in arguments).parse_args(arguments)
     if options.command is run_vllm:
         run_vllm(options)
         return 0
@@ -67,8 +67,8 @@ def as_options(message: str, options: argparse.Namespace) -> str:
     return message
 
 
-def build_parser(with_serve: bool = True) -> argparse.ArgumentParser:
-    """The parser. The options of `serve` take imports that other commands do without: `with_serve` adds them."""
+def build_parser(with_serve: bool = True, with_batch: bool = True) -> argparse.ArgumentParser:
+    """The parser. What `serve` and `run-batch` have for options takes imports that others do without: on demand."""
     parser = argparse.ArgumentParser(prog="corespan", description="Runs language models on this machine.")
     parser.add_argument("--version", action="version", version=f"corespan {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND", parser_class=CommandParser)
@@ -81,15 +81,36 @@ def build_parser(with_serve: bool = True) -> argparse.ArgumentParser:
     command = _add_engine_command(commands, "generate", "complete a prompt", run_generate)
     command.add_argument("prompt", nargs="?", help="the text to complete; absent or -: read it from standard input")
     command.add_argument("--chat", action="store_true", help="the prompt is a message to answer, not a text to go on")
+    add_remote_options(command)
     add_chat_options(command)
     add_sampling_options(command, temperature=0.0, top_p=1.0, max_tokens=256)
 
     command = _add_engine_command(commands, "chat", "talk to the model", run_chat)
-    command.add_argument("question", nargs="?", help="answer this and leave; absent: a conversation")
+    command.set_defaults(question=None)
+    command.add_argument(
+        "question", nargs="?", default=argparse.SUPPRESS, help="answer this and leave; absent: a conversation"
+    )
+    command.add_argument("-q", "--quick", dest="question", metavar="TEXT", default=argparse.SUPPRESS, help="the same")
+    add_remote_options(command)
     add_chat_options(command)
     add_sampling_options(command, temperature=0.2, top_p=0.9, max_tokens=1024)
 
+    command = commands.add_parser("complete", help="have a server complete a prompt", description=run_complete.__doc__)
+    command.set_defaults(prompt=None)
+    command.add_argument(
+        "prompt",
+        nargs="?",
+        default=argparse.SUPPRESS,
+        help="the text to complete; absent or -: read it from standard input",
+    )
+    command.add_argument("-q", "--quick", dest="prompt", metavar="TEXT", default=argparse.SUPPRESS, help="the same")
+    add_remote_options(command, "http://localhost:8000/v1")
+    add_stats_option(command)
+    add_sampling_options(command, temperature=0.0, top_p=1.0, max_tokens=256)
+    command.set_defaults(command=run_complete, chat=False, system=None, chat_template=None)
+
     _add_serve_command(commands, with_serve)
+    _add_batch_command(commands, with_batch)
 
     command = commands.add_parser("run-vllm", help="run a script written for vLLM", description=run_vllm.__doc__)
     command.add_argument("script", help="a Python file")
@@ -118,6 +139,33 @@ def run_serve(options: argparse.Namespace) -> int:
     from .serve_command import run
 
     return run(options)
+
+
+def _add_batch_command(commands: "argparse._SubParsersAction[CommandParser]", with_options: bool) -> None:
+    command = commands.add_parser(
+        "run-batch",
+        help="answer the requests of a file",
+        description="Answers the requests of an OpenAI batch file, each as the server would.",
+        conflict_handler="resolve",
+        epilog=ENVIRONMENT_HELP,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    if with_options:
+        from .run_batch import add_arguments
+
+        add_arguments(command)
+    command.set_defaults(command=run_batch)
+
+
+def run_batch(options: argparse.Namespace) -> int:
+    from .run_batch import run
+
+    return run(options)
+
+
+def run_complete(options: argparse.Namespace) -> int:
+    """Completes a prompt by a server and prints the completion as it comes."""
+    return run_generate(options)
 
 
 def run_pull(options: argparse.Namespace) -> int:

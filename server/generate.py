@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from collections.abc import Iterable
 
 from .chat import ChatSession
 from .options import running_engine, sampling_params
@@ -15,16 +16,30 @@ def run_generate(options: argparse.Namespace) -> int:
         raise ValueError("--system and --chat-template need --chat")
     prompt = _prompt(options)
     params = sampling_params(options)
+    if options.url is not None:
+        from .remote import RemoteChat, running_remote
+
+        with running_remote(options) as remote:
+            interruption = Interruption()
+            if options.chat:
+                _print(RemoteChat(remote, params, options.system).answer(prompt, interruption))
+            else:
+                _print(remote.complete(prompt, params, interruption))
+        return 0
     with running_engine(options) as (engine, statistics):
         if options.chat:
             session = ChatSession(engine, params, options.system, options.chat_template, statistics)
             pieces = session.answer(prompt, Interruption())
         else:
             pieces = stream_text(engine, prompt, params, statistics=statistics)
-        for text in pieces:
-            write(text)
-        write("\n")
+        _print(pieces)
     return 0
+
+
+def _print(pieces: Iterable[str]) -> None:
+    for text in pieces:
+        write(text)
+    write("\n")
 
 
 def _prompt(options: argparse.Namespace) -> str:

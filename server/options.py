@@ -40,6 +40,10 @@ def add_engine_options(command: argparse.ArgumentParser) -> None:
     engine.add_argument(
         "--max-model-len", metavar="N", help="tokens of prompt and completion, e.g. 4096 or 4K [the model's]"
     )
+    add_stats_option(command)
+
+
+def add_stats_option(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--stats",
         action=argparse.BooleanOptionalAction,
@@ -48,8 +52,20 @@ def add_engine_options(command: argparse.ArgumentParser) -> None:
     )
 
 
+def add_remote_options(command: argparse.ArgumentParser, url: str | None = None) -> None:
+    remote = command.add_argument_group("a server instead of an engine of one's own")
+    shown = "none: run the model here" if url is None else "%(default)s"
+    remote.add_argument(
+        "--url", default=url, help=f"an OpenAI-compatible server, e.g. http://localhost:8000/v1 [{shown}]"
+    )
+    remote.add_argument("--model-name", metavar="NAME", help="which of the server's models [its first]")
+    remote.add_argument("--api-key", metavar="KEY", help="what to send as the key [OPENAI_API_KEY]")
+
+
 def add_chat_options(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--system", metavar="TEXT", help="the system message that opens the conversation")
+    command.add_argument(
+        "--system", "--system-prompt", metavar="TEXT", help="the system message that opens the conversation"
+    )
     command.add_argument(
         "--chat-template", metavar="TEMPLATE", help="a jinja2 template, its file or its name [the model's]"
     )
