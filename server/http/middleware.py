@@ -67,6 +67,7 @@ class Gate:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+        scope["root_path"] = self.server.options.root_path.rstrip("/")  # a proxy may strip it from paths, or not
         path = route_path(scope)
         counted = path not in UNCOUNTED_PATHS
         exchange = _Exchange(request_id_of(Request(scope)), send)
