@@ -40,6 +40,7 @@ from .cli_args import add_field_arguments
 from .hub import DEFAULT_MODEL
 from .model_source import ModelFiles, resolve_model
 from .neutral_args import NeutralArgs
+from .speculation import parse_speculative_config
 
 AUTO = -1
 """As `max_model_len`: the model's own limit, or less where the KV cache is too small for it."""
@@ -146,6 +147,7 @@ class EngineArgs(NeutralArgs):
     shutdown_timeout: float = 0.0
     step_timeout: float | None = None
     otlp_traces_endpoint: str | None = None  # such as http://localhost:4317; needs corespan[tracing]
+    speculative_config: dict[str, Any] | None = None  # {"method": "ngram", "num_speculative_tokens": 3, ...}
     profiler_config: dict[str, Any] | None = None  # {"profiler": "torch", "torch_profiler_dir": folder of the traces}
 
     @classmethod
@@ -182,6 +184,7 @@ class EngineArgs(NeutralArgs):
             cache_config=self._cache_config(),
             scheduler_config=self._scheduler_config(usage_context, max_model_len),
             parallel_config=self._parallel_config(),
+            speculative_config=parse_speculative_config(self.speculative_config),
             observability_config=ObservabilityConfig(
                 otlp_traces_endpoint=self.otlp_traces_endpoint, torch_profiler_dir=self._torch_profiler_dir()
             ),

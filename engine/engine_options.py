@@ -127,7 +127,6 @@ class NeutralOptions(TypedDict, total=False):
     attention_backend: object
     attention_config: object
     kernel_config: object
-    speculative_config: object
     spec_method: object
     spec_model: object
     spec_tokens: object
@@ -214,6 +213,7 @@ class EngineOptions(NeutralOptions, total=False):
     shutdown_timeout: float
     step_timeout: float | None
     otlp_traces_endpoint: str | None
+    speculative_config: dict[str, Any] | None
     profiler_config: dict[str, Any] | None
 
 

@@ -12,7 +12,7 @@ _ONE_WORKER = "the engine has one worker, on one machine"
 _ONE_DEVICE = "the model and its cache stay in this machine's memory"
 _NO_EXPERTS = "there are no mixture-of-experts models"
 _NO_LORA = "there are no LoRA adapters"
-_NO_DRAFTS = "there is no speculative decoding"
+_NO_DRAFTS = "speculative_config says it all"
 _TEXT_ONLY = "models take text only"
 _GENERATES = "models generate; there is no pooling"
 _NOT_COMPILED = "nothing is compiled or captured: the kernels are native code"
@@ -164,7 +164,6 @@ class NeutralArgs:
     attention_config: object = _only(None, {}, because=_NOT_COMPILED)
     kernel_config: object = _only(None, {}, because=_NOT_COMPILED)
 
-    speculative_config: object = _only(None, because=_NO_DRAFTS)
     spec_method: object = _only(None, because=_NO_DRAFTS)
     spec_model: object = _only(None, because=_NO_DRAFTS)
     spec_tokens: object = _only(None, because=_NO_DRAFTS)

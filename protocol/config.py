@@ -80,6 +80,17 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
             )
 
 
+class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Drafts by n-gram lookup: at most `num_speculative_tokens`, where as many of the last tokens were seen before as
+    `prompt_lookup_min` says; of several such places the one where most match, up to `prompt_lookup_max`, counts.
+    """
+
+    method: Literal["ngram"] = "ngram"
+    num_speculative_tokens: int
+    prompt_lookup_min: int
+    prompt_lookup_max: int
+
+
 class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Processes and restarts. `engine_restart`: how often a dead core may be replaced within a window; 0: never.
 
@@ -130,6 +141,7 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True):
     cache_config: CacheConfig
     scheduler_config: SchedulerConfig
     parallel_config: ParallelConfig = msgspec.field(default_factory=ParallelConfig)
+    speculative_config: SpeculativeConfig | None = None
     observability_config: ObservabilityConfig = msgspec.field(default_factory=ObservabilityConfig)
 
 

@@ -95,6 +95,15 @@ class PrefixCacheStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=F
     hits: int = 0
 
 
+class SpecDecodingStats(msgspec.Struct, array_like=True, gc=False):
+    """Drafts since the last snapshot: how many, their tokens, those kept, and those kept by place in the draft."""
+
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_accepted_tokens_per_pos: list[int] = []
+
+
 class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
     """The scheduler's state after a step; `num_preemptions` counts since the last snapshot.
 
@@ -108,6 +117,7 @@ class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=Fal
     kv_cache_usage: float = 0.0  # 0..1
     num_preemptions: int = 0
     prefix_cache_stats: PrefixCacheStats = msgspec.field(default_factory=PrefixCacheStats)
+    spec_decoding_stats: SpecDecodingStats | None = None
 
 
 class EngineCoreOutputs(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):

@@ -94,7 +94,7 @@ MISSING = (
     ("config", "LoRAConfig", _NO_LORA),
     ("config", "MultiModalConfig", _TEXT_ONLY),
     ("config", "PoolerConfig", _NO_POOLING),
-    ("config", "SpeculativeConfig", "there is no speculative decoding"),
+    ("config", "SpeculativeConfig", "speculative_config is a dict here"),
     ("config", "DeviceConfig LoadConfig ProfilerConfig StructuredOutputsConfig", _AS_DICT),
     ("distributed.parallel_state", "get_tp_group get_pp_group get_world_group", _ONE_WORKER),
     ("inputs", "ExplicitEncoderDecoderPrompt", "models are decoders only"),

@@ -135,19 +135,36 @@ class SamplingBatch:
             if row in self._output_token_ids:
                 self._output_token_ids[row].append(token_id)
 
-    def draw_params(self, rows: np.ndarray) -> DrawParams:
-        """What the draw needs for these rows, [n] int64. As long as the same array comes, it is the same object."""
+    def append_drafted(self, rows: np.ndarray, token_ids: np.ndarray) -> None:
+        """As `append_tokens` behind a step with drafts: a row may come several times, its tokens in their order."""
+        self._enter_appended()
+        np.add.at(self.num_tokens, rows, 1)
+        for row, token_id in zip(rows.tolist(), token_ids.tolist(), strict=True):
+            if row in self.counts:
+                self.counts[row].append(token_id)
+            if row in self._output_token_ids:
+                self._output_token_ids[row].append(token_id)
+
+    def draw_params(self, rows: np.ndarray, ahead: np.ndarray | None = None) -> DrawParams:
+        """What the draw needs for these rows, [n] int64. As long as the same array comes, it is the same object.
+
+        `ahead`: [n] int64, how many tokens lie between a row's last one and the one drawn, where they are drafts.
+        """
         if rows is not self._drawn_rows or self._params is None:
             self._enter_appended()
             temperature, uniforms = self.temperature[rows], np.zeros(len(rows))
             self._params = DrawParams(temperature, self.min_p[rows], self.top_k[rows], self.top_p[rows], uniforms)
             self._drawn_rows, self._is_random = rows, bool(temperature.any())
+        if ahead is not None:
+            self._params.uniforms[:] = noise.uniform(self.noise_seeds[rows], (self.num_tokens[rows] + ahead)[None])[0]
+            self._drawn_rows = np.empty(0, dtype=np.int64)
+            return self._params
         if self._is_random:
-            ahead = self._num_appended % _NOISE_AHEAD
-            if ahead == 0:
+            step = self._num_appended % _NOISE_AHEAD
+            if step == 0:
                 places = self.num_tokens[rows] + self._num_appended + np.arange(_NOISE_AHEAD)[:, None]
                 self._noise = noise.uniform(self.noise_seeds[rows], places)
-            self._params.uniforms[:] = self._noise[ahead]
+            self._params.uniforms[:] = self._noise[step]
         return self._params
 
     def explain(self, failed: dict[int, str], rows: np.ndarray) -> None:

@@ -54,20 +54,21 @@ class Sampler:
         rows: np.ndarray,
         grammar_rows: np.ndarray | None = None,
         grammar_bitmask: np.ndarray | None = None,
+        ahead: np.ndarray | None = None,
     ) -> SamplerOutput:
         """Draw a token for each row of logits.
 
         logits: [n, vocab] float32, may be overwritten; rows: [n] int64, the batch row of each line of logits.
         grammar_rows: [m] int64, lines of logits that a grammar binds; grammar_bitmask: [m, ceil(vocab / 32)] int32,
-        bit set = token allowed.
+        bit set = token allowed. ahead: [n] int64, as for `SamplingBatch.draw_params`.
         """
         batch = self.batch
         batch.update_processors()
         if grammar_rows is None and not (batch.active_processors or batch.counts or batch.logprobs):
-            token_ids, largest = draw(logits, batch.draw_params(rows))
+            token_ids, largest = draw(logits, batch.draw_params(rows, ahead))
             output = SamplerOutput(token_ids, failed=_failures(largest))
         else:
-            output = self._sample_shaped(logits, rows, grammar_rows, grammar_bitmask)
+            output = self._sample_shaped(logits, rows, grammar_rows, grammar_bitmask, ahead)
         for i in output.failed:
             output.token_ids[i] = -1
         if output.failed:
@@ -81,6 +82,7 @@ class Sampler:
         rows: np.ndarray,
         grammar_rows: np.ndarray | None,
         grammar_bitmask: np.ndarray | None,
+        ahead: np.ndarray | None,
     ) -> SamplerOutput:
         """As `sample`, where some row asks for more than a draw."""
         batch = self.batch
@@ -101,7 +103,7 @@ class Sampler:
             penalised = [(i, batch.counts[row]) for i, row in enumerate(rows.tolist()) if row in batch.counts]
             apply_penalties(work, [i for i, _ in penalised], [counts for _, counts in penalised])
 
-        params = batch.draw_params(rows)
+        params = batch.draw_params(rows, ahead)
         invariant = [p for p in batch.active_processors if p.is_argmax_invariant()]
         offset = None
         if invariant and params.temperature.any():

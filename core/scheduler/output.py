@@ -1,5 +1,6 @@
 """What the scheduler tells the model runner at each step, and what the runner answers. Never leaves the core."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -30,6 +31,7 @@ class SchedulerOutput:
     """One step's work. `num_scheduled_tokens` lists every scheduled request, in the order of the batch; each goes on
     where its last step ended. `new_block_ids` are for those that are in the batch already.
 
+    `drafts`: tokens that may follow a request's last one; they are computed behind it, counted in its scheduled tokens.
     `removed_req_ids` leave the batch before this step: finished, aborted or preempted since the last one.
     `grammar_bitmask`: [len(structured_req_ids), ceil(vocab_size / 32)] int32, bit set = token allowed.
     """
@@ -41,11 +43,13 @@ class SchedulerOutput:
     removed_req_ids: set[str]
     structured_req_ids: list[str] = field(default_factory=list)
     grammar_bitmask: np.ndarray | None = None
+    drafts: dict[str, Sequence[int]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class ModelRunnerOutput:
-    """One token for every request whose tokens are all computed now; chunks of a longer prompt give none.
+    """One token for every request whose tokens are all computed now; chunks of a longer prompt give none. Where a draft
+    held, `further_token_ids` has those that follow it.
 
     `logprobs` has a row per entry of `req_ids`, with columns up to the largest k asked for; a request takes its first
     k + 1 of them.
@@ -56,4 +60,5 @@ class ModelRunnerOutput:
     sampled_token_ids: list[int]
     logprobs: LogprobsArrays | None = None
     prompt_logprobs: dict[str, LogprobsArrays] = field(default_factory=dict)
+    further_token_ids: dict[str, list[int]] = field(default_factory=dict)
     failed_reqs: dict[str, str] = field(default_factory=dict)  # request id -> error; that request alone ends

@@ -51,7 +51,7 @@ class Request:
     """One generation request. `token_ids` holds prompt and output; the output starts at `num_prompt_tokens`.
 
     `num_computed_tokens` counts tokens whose keys and values are in the cache, those of the step being planned
-    included. `structured_output_state` belongs to the structured-output manager.
+    included. `structured_output_state` belongs to the structured-output manager, `drafter` to the proposer of drafts.
 
     `request_id` is unique in the core, over all its clients (see `core_request_id`); `client_request_id` is what the
     client calls it.
@@ -82,6 +82,8 @@ class Request:
         "block_hashes",
         "use_structured_output",
         "structured_output_state",
+        "drafter",
+        "may_speculate",
         "prefill_stats",
         "events",
         "prompt_logprobs",
@@ -123,6 +125,7 @@ class Request:
         self.num_cached_blocks = 0  # blocks, from the first, that were handed to the prefix cache
         self.block_hashes: list[bytes] = []
         self.structured_output_state: object = None
+        self.drafter: object = None
         self.prefill_stats: PrefillStats | None = None
         self.events: list[EngineCoreEvent] = []
         self.prompt_logprobs: list[LogprobsArrays] = []  # chunks not sent yet
@@ -169,6 +172,11 @@ class Request:
     def has_all_tokens(self) -> bool:
         """Whether no further token may be generated; true of a restarted request that was about to finish."""
         return len(self.token_ids) >= self._max_num_tokens
+
+    @property
+    def num_tokens_left(self) -> int:
+        """How many further tokens may be generated."""
+        return self._max_num_tokens - len(self.token_ids)
 
     def limit_length(self, max_model_len: int) -> None:
         """No token beyond `max_model_len` is generated, whatever `max_tokens` and `min_tokens` say."""
@@ -217,6 +225,7 @@ class Request:
         The token sampled last is dropped: it ended the piece before and was never an input of the model.
         """
         self.token_ids[-1:] = piece.token_ids
+        self.drafter = None
         self.num_prompt_tokens = len(self.token_ids)
         self.block_hashes.clear()
         self.reset_progress()
@@ -244,6 +253,7 @@ class Request:
         self.num_logprobs = params.num_logprobs
         self.use_structured_output = params.structured_outputs is not None
         self.skip_reading_prefix_cache = bool(params.skip_reading_prefix_cache) or params.prompt_logprobs is not None
+        self.may_speculate = _draws_alone(params)
         self._eos_token_id = params.eos_token_id
         self._stop_token_ids = frozenset(params.stop_token_ids or ())
         limit = self._max_model_len
@@ -253,6 +263,21 @@ class Request:
         repetition = params.repetition_detection
         self._repetition = repetition if repetition is not None and repetition.enabled else None
         self._min_num_tokens = min(self.num_prompt_tokens + params.min_tokens, limit)
+
+
+def _draws_alone(params: SamplingParams) -> bool:
+    """Whether a token depends on the logits, the seed and the position only, not on the tokens drawn before it."""
+    return not (
+        params.structured_outputs is not None
+        or params.num_logprobs is not None
+        or params.min_tokens
+        or params.bad_words_token_ids
+        or params.allowed_token_ids
+        or params.logit_bias
+        or params.presence_penalty
+        or params.frequency_penalty
+        or params.repetition_penalty != 1.0
+    )
 
 
 def core_request_id(client_index: int, request_id: str) -> str:

@@ -5,7 +5,8 @@ belongs to every `schedule()`, also to one that planned nothing.
 """
 
 from ...protocol.config import VllmConfig
-from ...protocol.outputs import EngineCoreOutputs, PrefillStats
+from ...protocol.outputs import EngineCoreOutputs, PrefillStats, SchedulerStats
+from ..speculation.ngram import MAX_STEP_TOKENS, NgramProposer
 from .grammar_gate import GrammarManager
 from .output import ModelRunnerOutput, SchedulerOutput
 from .pause import PauseState
@@ -41,6 +42,7 @@ class Scheduler(RequestLedger):
         self._long_prefill_token_threshold = config.long_prefill_token_threshold
         self._policy = config.policy
         self._block_size = vllm_config.cache_config.block_size
+        self._proposer = NgramProposer.for_engine(vllm_config)
 
     # A step, first half
 
@@ -74,7 +76,24 @@ class Scheduler(RequestLedger):
             # A single token matters to the cache only where it fills a block or begins one.
             if (num_new > 1 or end % block_size <= 1) and not self._allocate(request, end, plan):
                 continue
+            if self._proposer is not None and num_new == 1:
+                num_new += self._add_draft(request, end, plan)
             plan.add(request, num_new)
+
+    def _add_draft(self, request: Request, end: int, plan: StepPlan) -> int:
+        """Put a draft behind the request's last token, if one is at hand and costs nobody anything; its length."""
+        assert self._proposer is not None
+        room = min(MAX_STEP_TOKENS - max(len(self.running), sum(plan.num_tokens.values()) + 1), plan.budget - 1)
+        draft = self._proposer.propose(request, room)
+        if not draft:
+            return 0
+        new_blocks = self.kv_cache_manager.allocate_slots(request, end + len(draft), keep_free=len(self.running))
+        if new_blocks is None:
+            return 0
+        if new_blocks:
+            plan.new_blocks.setdefault(request.request_id, []).extend(new_blocks)
+        plan.drafts[request.request_id] = draft
+        return len(draft)
 
     def _schedule_waiting(self, plan: StepPlan) -> None:
         while plan.budget > 0 and len(self.running) < self._max_num_seqs:
@@ -178,7 +197,7 @@ class Scheduler(RequestLedger):
         if runner_output.prompt_logprobs:
             self._keep_prompt_logprobs(runner_output)
         has_ended = False
-        logprobs = runner_output.logprobs
+        logprobs, drafts = runner_output.logprobs, scheduler_output.drafts
         requests, token_ids = self.requests, runner_output.sampled_token_ids
         for row, request_id in enumerate(runner_output.req_ids):
             request = requests.get(request_id)
@@ -186,6 +205,13 @@ class Scheduler(RequestLedger):
                 continue
             token_id = token_ids[row]
             stopped = request.append_output_token(token_id)
+            if request_id in drafts:
+                following = runner_output.further_token_ids.get(request_id, [])
+                stopped = self._take_in_draft(request, len(drafts[request_id]), following, stopped, outputs)
+                if stopped:
+                    has_ended = True
+                    self._end_run(request)
+                continue
             if request.use_structured_output and not stopped:
                 stopped = not self._grammars.accept(request, token_id)
             if request.num_logprobs is not None and logprobs is not None:
@@ -200,6 +226,29 @@ class Scheduler(RequestLedger):
         if has_ended:
             self._drop_ended_from_running()
         return outputs.build(self.make_stats() if self._log_stats else None)
+
+    def _take_in_draft(
+        self, request: Request, num_drafted: int, following: list[int], stopped: bool, outputs: StepOutputs
+    ) -> bool:
+        """The tokens `following` the one just appended, as far as the request goes; whether it has ended."""
+        assert self._proposer is not None
+        self._proposer.record(request, num_drafted, len(following))
+        new_token_ids = request.token_ids[-1:]
+        for token_id in following:
+            if stopped:
+                break
+            stopped = request.append_output_token(token_id)
+            new_token_ids.append(token_id)
+        request.num_computed_tokens = request.num_tokens - 1
+        self.kv_cache_manager.cache_blocks(request, request.num_computed_tokens)
+        outputs.add(request, new_token_ids)
+        return stopped
+
+    def make_stats(self) -> SchedulerStats:
+        stats = super().make_stats()
+        if self._proposer is not None:
+            stats.spec_decoding_stats = self._proposer.take_stats()
+        return stats
 
     def _keep_prompt_logprobs(self, runner_output: ModelRunnerOutput) -> None:
         """They are sent whole, with the request's first token."""

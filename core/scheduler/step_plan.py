@@ -1,5 +1,7 @@
 """One step while it is being planned: what is in it so far and how much of the token budget is left."""
 
+from collections.abc import Sequence
+
 from .output import NewRequestData, SchedulerOutput
 from .request import Request
 
@@ -7,7 +9,7 @@ from .request import Request
 class StepPlan:
     """Filled by the scheduler in batch order: running requests, then those that enter; then turned into its output."""
 
-    __slots__ = ("budget", "entering", "constrained", "num_tokens", "new_blocks", "has_preempted")
+    __slots__ = ("budget", "entering", "constrained", "num_tokens", "new_blocks", "drafts", "has_preempted")
 
     def __init__(self, budget: int) -> None:
         self.budget = budget  # tokens
@@ -15,6 +17,7 @@ class StepPlan:
         self.constrained: list[Request] = []  # by a grammar
         self.num_tokens: dict[str, int] = {}
         self.new_blocks: dict[str, list[int]] = {}
+        self.drafts: dict[str, Sequence[int]] = {}
         self.has_preempted = False
 
     def add(self, request: Request, num_tokens: int) -> None:
@@ -32,6 +35,7 @@ class StepPlan:
             request.num_computed_tokens -= num_tokens
             self.budget += num_tokens
             self.new_blocks.pop(request.request_id, None)
+            self.drafts.pop(request.request_id, None)
             if request.use_structured_output:
                 self.constrained.remove(request)
 
@@ -45,6 +49,7 @@ class StepPlan:
             num_scheduled_tokens=self.num_tokens,
             total_num_scheduled_tokens=sum(self.num_tokens.values()),
             removed_req_ids=removed_req_ids,
+            drafts=self.drafts,
         )
 
 

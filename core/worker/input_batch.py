@@ -3,7 +3,7 @@
 The model runner owns it and asks it for each step's inputs."""
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +11,8 @@ import torch
 
 from ..attention.interface import AttentionMetadata
 from ..scheduler.output import NewRequestData
+
+NO_DRAFTS: Mapping[str, Sequence[int]] = {}
 
 
 @dataclass(slots=True)
@@ -20,7 +22,8 @@ class StepInputs:
     rows: [num_reqs] int64, batch rows; token_ids, positions, slot_mapping: [num_tokens] int64; seq_lens: [num_reqs]
     int32; starts: [num_reqs + 1] int64, each request's first token. Of the requests all of whose tokens are computed
     after this step: sampling_ids, by name; sampling_rows [n] int64; output_rows [n] int64, their last tokens; sampled
-    [n] int64, what the model runner sampled for them. `metadata` and `input_ids` are tensors over these arrays.
+    [n] int64, what the model runner sampled for them. A request with a draft has a line for each of its tokens.
+    `metadata` and `input_ids` are tensors over these arrays.
     """
 
     rows: np.ndarray
@@ -100,26 +103,31 @@ class InputBatch:
         self.block_table[row, start : start + len(block_ids)] = block_ids
         self.num_blocks[row] += len(block_ids)
 
-    def prepare(self, num_scheduled: dict[str, int]) -> StepInputs:
-        """The inputs of a step that computes so many tokens of each request; every one of them has a row.
+    def prepare(self, num_scheduled: dict[str, int], drafts: Mapping[str, Sequence[int]] = NO_DRAFTS) -> StepInputs:
+        """The inputs of a step that computes so many tokens of each request; every one of them has a row. The last of a
+        request's tokens may be a draft; then every token from the one before it on is sampled behind.
 
         They are the last step's, brought up to date, where the same requests go on by the token they sampled.
         """
-        if self._step is None or num_scheduled != self._num_scheduled:
+        if self._step is None or drafts or num_scheduled != self._num_scheduled:
             self._enter_outcome()
-            self._step = self._begin(num_scheduled)
+            self._step = self._begin(num_scheduled, drafts)
             goes_on = len(self._step.sampling_rows) == self._step.metadata.num_tokens == len(num_scheduled)
             self._num_scheduled = num_scheduled if goes_on else {}
         else:
             self._continue(self._step)
         return self._step
 
-    def _begin(self, num_scheduled: dict[str, int]) -> StepInputs:
+    def _begin(self, num_scheduled: dict[str, int], drafts: Mapping[str, Sequence[int]]) -> StepInputs:
         num_reqs = len(num_scheduled)
         rows = np.fromiter(map(self.row_of.__getitem__, num_scheduled), np.int64, num_reqs)
         lengths = np.fromiter(num_scheduled.values(), np.int64, num_reqs)
         order = np.lexsort((rows, lengths > 1))
         rows, lengths = rows[order], lengths[order]
+        for req_id, draft in drafts.items():
+            row = self.row_of[req_id]
+            first = self.num_computed[row] + 1
+            self.token_ids[row, first : first + len(draft)] = draft
         computed = self.num_computed[rows]
         seq_lens = (computed + lengths).astype(np.int32)
         starts = np.zeros(num_reqs + 1, dtype=np.int64)
@@ -130,6 +138,13 @@ class InputBatch:
         slot_mapping = np.empty_like(positions)
         token_ids = self.token_ids[token_rows, positions].astype(np.int64)
         sampling = np.flatnonzero(seq_lens >= self.num_tokens[rows])
+        output_rows = starts[1:][sampling] - 1
+        if drafts:
+            drafted = [len(drafts.get(self.req_ids[row], ())) for row in rows[sampling].tolist()]
+            output_rows = np.concatenate(
+                [np.arange(at - n, at + 1) for at, n in zip(output_rows, drafted, strict=True)]
+            )
+            sampling = np.repeat(sampling, np.add(drafted, 1))
         metadata = AttentionMetadata(
             query_start_loc=torch.from_numpy(starts.astype(np.int32)),
             seq_lens=torch.from_numpy(seq_lens),
@@ -151,7 +166,7 @@ class InputBatch:
             starts=starts,
             sampling_ids=[self.req_ids[row] for row in rows[sampling].tolist()],
             sampling_rows=rows[sampling],
-            output_rows=starts[1:][sampling] - 1,
+            output_rows=output_rows,
             metadata=metadata,
             input_ids=torch.from_numpy(token_ids),
             sampled=np.zeros(len(sampling), dtype=np.int64),
@@ -179,6 +194,14 @@ class InputBatch:
         used = -(-step.metadata.max_seq_len // self.block_size)
         self._step_blocks[: len(step.rows), :used] = self.block_table[step.rows, :used]
         self._steps_in_blocks = self.block_size - int(offsets.max())
+
+    def enter_drafted(self, step: StepInputs, lines: np.ndarray) -> None:
+        """Enter what came of a step with drafts, of whose sampled tokens only `lines`, [n] int64, are kept."""
+        self._step = None
+        dropped = np.setdiff1d(np.arange(len(step.sampling_rows)), lines)
+        self.num_computed[step.rows] = step.seq_lens
+        np.subtract.at(self.num_computed, step.sampling_rows[dropped], 1)
+        self.token_ids[step.sampling_rows[lines], step.positions[step.output_rows[lines]] + 1] = step.sampled[lines]
 
     def _enter_outcome(self) -> None:
         step, self._step = self._step, None

@@ -15,8 +15,9 @@ from ..models.native_decoder import load_decoder
 from ..profile_ranges import profile_range
 from ..sampling.logprobs import gather_logprobs
 from ..sampling.metadata import SamplingBatch
-from ..sampling.sampler import Sampler
+from ..sampling.sampler import Sampler, SamplerOutput
 from ..scheduler.output import ModelRunnerOutput, SchedulerOutput
+from ..speculation.verification import kept_lines, lines_ahead
 from .input_batch import InputBatch, StepInputs
 
 _PROMPT_LOGPROB_ROWS = 128
@@ -84,7 +85,8 @@ class ModelRunner:
                 num_scheduled = {req_id: count for req_id, count in num_scheduled.items() if req_id not in failed}
             if not num_scheduled:
                 return ModelRunnerOutput([], [], failed_reqs=failed)
-            inputs = self.batch.prepare(num_scheduled)
+            drafts = scheduler_output.drafts
+            inputs = self.batch.prepare(num_scheduled, drafts) if drafts else self.batch.prepare(num_scheduled)
         with profile_range("model"):
             hidden, prompt_spans = self._run(inputs)
         num_sampling = len(inputs.sampled)
@@ -159,9 +161,16 @@ class ModelRunner:
         assert self.model is not None
         rows, req_ids = inputs.sampling_rows, inputs.sampling_ids
         grammar_lines, grammar_bitmask = self._grammar(scheduler_output, rows)
-        sampled = self.sampler.sample(self.model.compute_logits(hidden), rows, grammar_lines, grammar_bitmask)
+        drafts = scheduler_output.drafts
+        ahead = lines_ahead(req_ids) if drafts else None
+        sampled = self.sampler.sample(self.model.compute_logits(hidden), rows, grammar_lines, grammar_bitmask, ahead)
         token_ids, logprobs = sampled.token_ids, sampled.logprobs
         inputs.sampled = token_ids
+        if ahead is not None:
+            lines = kept_lines(req_ids, ahead, token_ids, drafts)
+            self.batch.enter_drafted(inputs, lines)
+            self._report_drafted(inputs, lines, ahead, sampled, output)
+            return
         if sampled.failed:
             output.failed_reqs.update((req_ids[line], error) for line, error in sampled.failed.items())
             kept = [line for line in range(len(rows)) if line not in sampled.failed]
@@ -172,6 +181,29 @@ class ModelRunner:
         output.req_ids = req_ids
         output.sampled_token_ids = token_ids.tolist()
         output.logprobs = logprobs
+
+    def _report_drafted(
+        self,
+        inputs: StepInputs,
+        lines: np.ndarray,
+        ahead: np.ndarray,
+        sampled: SamplerOutput,
+        output: ModelRunnerOutput,
+    ) -> None:
+        """As at the end of `_sample`, where drafts gave some requests several lines, of which `lines` are kept."""
+        token_ids = sampled.token_ids
+        good = np.array([line for line in lines.tolist() if line not in sampled.failed], dtype=np.int64)
+        for line in set(lines.tolist()).intersection(sampled.failed):
+            output.failed_reqs[inputs.sampling_ids[line]] = sampled.failed[line]
+        self.sampling.append_drafted(inputs.sampling_rows[good], token_ids[good])
+        firsts = good[ahead[good] == 0]
+        output.req_ids = [inputs.sampling_ids[line] for line in firsts.tolist()]
+        output.sampled_token_ids = token_ids[firsts].tolist()
+        if sampled.logprobs is not None:
+            every = sampled.logprobs
+            output.logprobs = LogprobsArrays(every.token_ids[firsts], every.logprobs[firsts], every.ranks[firsts])
+        for line in good[ahead[good] > 0].tolist():
+            output.further_token_ids.setdefault(inputs.sampling_ids[line], []).append(int(token_ids[line]))
 
     def _grammar(
         self, scheduler_output: SchedulerOutput, rows: np.ndarray

@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from ...protocol.config import VllmConfig
-from ...protocol.outputs import FinishReason, SchedulerStats
+from ...protocol.outputs import FinishReason, SchedulerStats, SpecDecodingStats
 from .loggers import StatLoggerBase
 from .stats import FinishedRequestStats, IterationStats
 
@@ -42,6 +42,7 @@ class PrometheusStatLogger(StatLoggerBase):
         self.collectors: list[Counter | Gauge | Histogram] = []
         self._labels = (vllm_config.model_config.served_model_name, str(engine_index))
         self._make_scheduler_metrics()
+        self._make_draft_metrics()
         self._make_token_metrics()
         self._make_request_metrics()
         self._describe_cache()
@@ -69,6 +70,15 @@ class PrometheusStatLogger(StatLoggerBase):
         self._prefix_cache_queries.inc(stats.prefix_cache_stats.queries)
         self._prefix_cache_hits.inc(stats.prefix_cache_stats.hits)
         self._preemptions.inc(stats.num_preemptions)
+        if stats.spec_decoding_stats is not None:
+            self._record_drafts(stats.spec_decoding_stats)
+
+    def _record_drafts(self, stats: SpecDecodingStats) -> None:
+        self._drafts.inc(stats.num_drafts)
+        self._draft_tokens.inc(stats.num_draft_tokens)
+        self._accepted_tokens.inc(stats.num_accepted_tokens)
+        for counter, count in zip(self._accepted_by_position, stats.num_accepted_tokens_per_pos, strict=True):
+            counter.inc(count)
 
     def _record_iteration(self, stats: IterationStats) -> None:
         prompt = stats.prompt_token_stats
@@ -124,6 +134,23 @@ class PrometheusStatLogger(StatLoggerBase):
             PREFIX + "engine_sleep_state", "1 for the state it is in.", (*LABELS, "sleep_state"), registry=None
         )
         self.collectors.append(self._sleep_state)
+
+    def _make_draft_metrics(self) -> None:
+        config = self.vllm_config.speculative_config
+        if config is None:
+            return
+        self._drafts = self._counter("spec_decode_num_drafts", "Drafts of further tokens.")
+        self._draft_tokens = self._counter("spec_decode_num_draft_tokens", "Tokens of drafts.")
+        self._accepted_tokens = self._counter("spec_decode_num_accepted_tokens", "Tokens of drafts that held.")
+        by_position = Counter(
+            PREFIX + "spec_decode_num_accepted_tokens_per_pos",
+            "Tokens of drafts that held, by their place in the draft.",
+            (*LABELS, "position"),
+            registry=None,
+        )
+        self.collectors.append(by_position)
+        places = range(config.num_speculative_tokens)
+        self._accepted_by_position = [by_position.labels(*self._labels, str(place)) for place in places]
 
     def _make_token_metrics(self) -> None:
         self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens processed.")

@@ -37,7 +37,7 @@ class Histogram(Metric):
 
 @dataclass(slots=True)
 class Vector(Metric):
-    """Figures by position. No metric of these engines is one; vLLM's speculative decoding has some."""
+    """Figures by position: how many drafted tokens held at each place of a draft."""
 
     values: list[int]
 
@@ -59,10 +59,21 @@ def _read(family: object) -> Iterator[Metric]:
     if kind == "gauge":
         yield from (Gauge(name, dict(sample.labels), sample.value) for sample in samples)
     elif kind == "counter":
-        totals = (sample for sample in samples if sample.name.endswith("_total"))
+        totals = [sample for sample in samples if sample.name.endswith("_total")]
+        if any("position" in sample.labels for sample in totals):
+            yield from _read_vectors(name, totals)
+            return
         yield from (Counter(name, dict(sample.labels), int(sample.value)) for sample in totals)
     elif kind == "histogram":
         yield from _read_histograms(name, samples)
+
+
+def _read_vectors(name: str, samples: Iterable[Sample]) -> Iterator[Vector]:
+    vectors: dict[tuple[tuple[str, str], ...], Vector] = {}
+    for sample in sorted(samples, key=lambda sample: int(sample.labels["position"])):
+        labels = {key: value for key, value in sample.labels.items() if key != "position"}
+        vectors.setdefault(tuple(sorted(labels.items())), Vector(name, labels, [])).values.append(int(sample.value))
+    yield from vectors.values()
 
 
 def _read_histograms(name: str, samples: Iterable[Sample]) -> Iterator[Histogram]:
