@@ -100,8 +100,9 @@ def _local_path(name: str, revision: str | None) -> Path:
 
 def _did_you_mean(name: str) -> str:
     """A suggestion among the short names and, for a path, the files beside it; empty where nothing is close."""
-    path = Path(name).expanduser()
-    with contextlib.suppress(OSError):
+    path = Path(name)
+    with contextlib.suppress(OSError, RuntimeError):  # RuntimeError: there is no home
+        path = path.expanduser()
         siblings = {entry.name: str(path.with_name(entry.name)) for entry in path.parent.iterdir()}
         if close := difflib.get_close_matches(path.name, siblings, n=1, cutoff=0.75):
             return f"; did you mean {siblings[close[0]]!r}?"

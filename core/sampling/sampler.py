@@ -95,8 +95,8 @@ class Sampler:
         allowed = None
         if grammar_rows is not None and grammar_bitmask is not None and len(grammar_rows):
             allowed = Allowed(grammar_rows, grammar_bitmask)
-        if allowed is not None and any(not isinstance(p, RowStateProcessor) for p in batch.active_processors):
-            work, allowed = mask(work, allowed), None  # users' processors see what the grammar leaves
+        if allowed is not None and batch.active_processors:
+            work, allowed = mask(work, allowed), None  # processors see what the grammar leaves
         if processors:
             work = self._apply_processors(work, rows, processors)
         if batch.counts:

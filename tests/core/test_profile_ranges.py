@@ -15,11 +15,12 @@ from corespan.core.profile_ranges import profile_range
 
 @pytest.mark.parametrize("multiprocess", [False, True])
 def test_a_profile_names_the_parts_of_every_step(
-    make_llm: Callable[..., Any], tmp_path: Path, multiprocess: bool
+    make_llm: Callable[..., Any], tmp_path: Path, multiprocess: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("VLLM_TORCH_PROFILER_DIR", str(tmp_path))
     llm = make_llm(multiprocess=multiprocess)
     engine_core = llm.llm_engine.engine_core
-    engine_core.profile(True, str(tmp_path / "trace"))
+    engine_core.profile(True, "trace")
     llm.generate("hello", SamplingParams(temperature=0, max_tokens=3, ignore_eos=True), use_tqdm=False)
     (path,) = engine_core.profile(False)
 

@@ -96,7 +96,7 @@ def test_a_local_class_is_found_in_this_process_and_reaches_another_only_as_a_pi
 def test_without_a_script_its_classes_are_refused_before_a_core_starts(
     as_core: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delattr(sys.modules["__main__"], "__file__")
+    monkeypatch.delattr(sys.modules["__main__"], "__file__", raising=False)  # a test's worker process has none
 
     assert user_classes.user_main() is None
     with pytest.raises(ValueError, match="top level of a module or script"):
@@ -107,6 +107,7 @@ def test_a_scripts_classes_are_sent_as_pickles_where_these_are_allowed(
     as_core: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So that one behind the script's guard gets there too."""
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", __file__, raising=False)
     path = path_of(type("Own", (), {"__module__": "__main__", "answer": 42}))
 
     monkeypatch.delenv("VLLM_ALLOW_INSECURE_SERIALIZATION", raising=False)
