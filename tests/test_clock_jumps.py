@@ -16,6 +16,7 @@ MAY_ASK_THE_WALL_CLOCK = {
     "engine/renderer.py",
     "engine/tracing.py",
     "engine/metrics/stats.py",
+    "server/model_pool.py",
     "server/models.py",
     "server/http/chat.py",
     "server/http/completions.py",
