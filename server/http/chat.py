@@ -88,7 +88,7 @@ class ChatCall:
     def _part(self, step: Step) -> dict[str, Any] | None:
         """What a step adds to its answer; None where that is nothing."""
         delta = self._spelled_delta(step)
-        if not delta and step.finish_reason is None and not step.logprobs and not self.body.return_token_ids:
+        if not delta and step.finish_reason is None and not step.logprobs and not self._shows_ids(step):
             return None
         part: dict[str, Any] = {
             "index": step.index,
@@ -98,9 +98,12 @@ class ChatCall:
         }
         if step.finish_reason is not None:
             part["stop_reason"] = step.stop_reason
-        if self.body.return_token_ids:
+        if self._shows_ids(step):
             part["token_ids"] = step.token_ids
         return part
+
+    def _shows_ids(self, step: Step) -> bool:
+        return bool(self.body.return_token_ids and step.token_ids)
 
     def _spelled_delta(self, step: Step) -> dict[str, Any]:
         spelled: dict[str, Any] = {}
@@ -142,7 +145,7 @@ class ChatCall:
             "finish_reason": step.finish_reason,
             "stop_reason": step.stop_reason,
         }
-        if self.body.return_token_ids:
+        if self._shows_ids(step):
             choice["token_ids"] = step.token_ids
         return choice
 

@@ -106,13 +106,14 @@ class ChatRun:
                 finish_reason = "tool_calls"
         if self.body.parallel_tool_calls is False:
             delta.calls = [call for call in delta.calls if call.index == 0]
-        if self.body.include_reasoning is False:
+        hides_reasoning = self.body.include_reasoning is False and answer.parser.reasoning is not None
+        if hides_reasoning:
             delta.reasoning = ""
         return Step(
             index=part.index,
             delta=delta,
-            token_ids=list(part.token_ids),
-            logprobs=cast(Sequence[Entry] | None, part.logprobs),
+            token_ids=[] if hides_reasoning else list(part.token_ids),  # these, and their scores, would tell it
+            logprobs=None if hides_reasoning else cast(Sequence[Entry] | None, part.logprobs),
             finish_reason=finish_reason,
             stop_reason=None if finish_reason is None else part.stop_reason,
         )
