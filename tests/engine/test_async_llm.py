@@ -204,9 +204,23 @@ async def test_pausing_treats_what_is_in_flight_as_its_mode_says(engine: AsyncLL
 async def test_no_output_follows_a_pause_that_has_returned(
     engine: AsyncLLM, mode: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Outputs are handled one at a time here, so that most have still to be when the core's answer comes."""
-    monkeypatch.setattr(engine._output_handler, "_chunk_size", 1)
+    """Once the first has been read, outputs are handled only when the core has answered the pause."""
     count = 0
+    answered = asyncio.Event()
+    handle, utility = engine._output_handler._handle, "sleep" if mode == "sleep" else "pause_scheduler"
+    call = getattr(engine.engine_core, utility)
+
+    async def handle_late(outputs: Any) -> None:
+        if count:
+            await answered.wait()
+        await handle(outputs)
+
+    async def call_and_tell(*args: Any) -> None:
+        await call(*args)
+        answered.set()
+
+    monkeypatch.setattr(engine._output_handler, "_handle", handle_late)
+    monkeypatch.setattr(engine.engine_core, utility, call_and_tell)
 
     async def read(number: int) -> None:
         nonlocal count
