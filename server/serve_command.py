@@ -10,6 +10,7 @@ from .serve_options import ServeOptions
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "%(prog)s [MODEL ...] [--OPTION VALUE ...]"  # there are too many to list twice
     parser.add_argument("models", nargs="*", metavar="MODEL", help=f"what to serve [{DEFAULT_MODEL}]")
     parser.add_argument("--config", metavar="FILE", help="YAML file of options; the command line comes before it")
     AsyncEngineArgs.add_cli_args(parser)

@@ -161,6 +161,7 @@ def test_help_has_groups(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parsed("--help")
     shown = capsys.readouterr().out
+    assert shown.startswith("usage: corespan serve [MODEL ...] [--OPTION VALUE ...]\n")
     for group in ("network:", "access:", "model and chat:", "tools and reasoning:", "limits:", "logs:", "engine:"):
         assert f"\n{group}\n" in shown
 
