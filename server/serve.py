@@ -22,6 +22,7 @@ from .http.server import Server
 from .model_pool import ModelPool
 from .models import ModelHost, ServedModel, SingleModel
 from .serve_options import ServeOptions
+from .service_manager import notify
 
 logger = logging.getLogger("corespan.server")
 
@@ -112,6 +113,7 @@ async def _serve(options: ServeOptions, engine_args: Sequence[AsyncEngineArgs], 
         models = loading.result()
         server.ready(models)
         logger.info("%s", ready_line(models, options, address_of(options, listener)))
+        notify("READY=1")
         try:
             dead = await _until_stopped_or_dead(stop, models)
             await _drain(server, stop, dead)
@@ -169,6 +171,7 @@ async def _until_stopped_or_dead(stop: "_StopSignals", models: ModelHost) -> boo
 async def _drain(server: Server, stop: "_StopSignals", dead: bool) -> None:
     """Running requests finish, or are cut off at the time limit or the second signal."""
     server.phase = "dead" if dead else "draining"
+    notify("STOPPING=1")
     if dead or server.num_requests == 0:
         return
     logger.info("Shutting down: %d requests get %g s to finish", server.num_requests, server.options.shutdown_timeout)

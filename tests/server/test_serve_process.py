@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -84,7 +85,19 @@ def start(tmp_path: Path) -> Iterator[Any]:
         each.process.communicate()
 
 
-def test_answers_503_while_it_loads_then_says_what_it_serves_and_drains(start: Any, tmp_path: Path) -> None:
+@pytest.fixture
+def service_manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
+    """What systemd would listen on."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        manager.settimeout(DEADLINE)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        yield manager
+
+
+def test_answers_503_while_it_loads_then_says_what_it_serves_and_drains(
+    start: Any, tmp_path: Path, service_manager: socket.socket
+) -> None:
     server = start(shutdown_timeout=DEADLINE)
     assert {path: answer.status_code for path, answer in server.while_loading.items()} == {
         "/health": 503,
@@ -96,12 +109,14 @@ def test_answers_503_while_it_loads_then_says_what_it_serves_and_drains(start: A
     ready = server.wait_ready()
     assert f"Serving fake on unix:{tmp_path}/socket: 200000 tokens of context, temperature 1" in ready
     assert server.client.get("/health").status_code == 200
+    assert service_manager.recv(100) == b"READY=1"
 
     _, lines, reading = server.stream()
     server.process.send_signal(signal.SIGTERM)
     assert server.process.stderr is not None
     while "Shutting down: 1 requests" not in server.process.stderr.readline():
         pass
+    assert service_manager.recv(100) == b"STOPPING=1"
     assert server.client.get("/health").status_code == 503
     assert server.client.post("/v1/completions", json=BODY).status_code == 503
     assert reading.is_alive()
