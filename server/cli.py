@@ -10,6 +10,7 @@ from .. import __version__
 from ..client.standard_streams import fill_standard_descriptors
 from ..engine.hub import DEFAULT_MODEL, ModelFetchError
 from ..protocol.errors import EngineDeadError
+from . import bench_serve
 from .chat import run_chat
 from .command_parser import CommandParser
 from .generate import run_generate
@@ -111,6 +112,12 @@ def build_parser(with_serve: bool = True, with_batch: bool = True) -> argparse.A
 
     _add_serve_command(commands, with_serve)
     _add_batch_command(commands, with_batch)
+
+    command = commands.add_parser("bench", help="measure a server", description="Measures a server under load.")
+    kinds = command.add_subparsers(title="what is measured", required=True, metavar="KIND")
+    kind = kinds.add_parser("serve", help="a server that answers streams", description=bench_serve.__doc__)
+    bench_serve.add_arguments(kind)
+    kind.set_defaults(command=bench_serve.run)
 
     command = commands.add_parser("run-vllm", help="run a script written for vLLM", description=run_vllm.__doc__)
     command.add_argument("script", help="a Python file")
