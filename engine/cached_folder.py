@@ -4,6 +4,7 @@ Used by the hub for models and by `model_source` for what is worked out of GGUF 
 """
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -41,7 +42,7 @@ def filled_folder(folder: Path, prefix: str, replace: bool) -> Iterator[Path]:
     """Gives an empty folder to fill, which becomes `folder` where the block ends well: a reader sees all of it or
     nothing. One that is there already makes way with `replace`, and stays otherwise.
 
-    Raises CacheNotWritableError where nothing can be put beside `folder`.
+    Raises CacheNotWritableError where nothing can be put beside `folder`, or the disk is full.
     """
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -61,6 +62,10 @@ def filled_folder(folder: Path, prefix: str, replace: bool) -> Iterator[Path]:
         except OSError:
             if not folder.is_dir():  # another process may have been first; what it made is the same
                 raise
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise CacheNotWritableError(str(error)) from error
+        raise
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 

@@ -96,7 +96,7 @@ def pull(name: str, revision: str | None = None, verify: bool = False) -> Path:
         return folder
     except OSError as error:
         raise ModelFetchError(
-            f"cannot keep {name} in the cache: {error}; set CORESPAN_CACHE to a folder that can be written"
+            f"cannot keep {name} in the cache: {error}; set CORESPAN_CACHE to a folder that can be written and has room"
         ) from error
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..protocol.gguf_file import first_part, is_gguf
+from ..protocol.gguf_file import first_part, is_gguf, require_parts
 from ..protocol.json_files import read_json, write_json
 from . import hub
 from .cached_folder import CacheNotWritableError, cache_dir, filled_folder, is_intact
@@ -139,8 +139,10 @@ def _gguf_files(path: Path, with_tokenizer: bool) -> ModelFiles:
 def _converted(path: Path, with_tokenizer: bool, verify: bool = False) -> Path:
     """The folder that holds what is worked out of the file; made where it is not there, or damaged (see `is_intact`).
 
-    Where the cache cannot be written it is a temporary folder, which ends with this process.
+    Where the cache cannot be written it is a temporary folder, which ends with this process. Raises FileNotFoundError
+    where parts of a split file are missing.
     """
+    require_parts(path)  # a conversion that is kept came of the first alone
     key = _content_key(path)
     names = [key] if with_tokenizer else [key, f"{key}-without-tokenizer"]
     try:

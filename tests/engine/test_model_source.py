@@ -1,5 +1,6 @@
 """A model argument becomes local files; a local path never touches the network, and a GGUF file is converted once."""
 
+import errno
 import json
 import os
 import pwd
@@ -280,6 +281,25 @@ class TestConversionCache:
         assert "Set CORESPAN_CACHE" in record.message and "\n" not in record.message
         assert resolve_model(str(path)) == first
         assert resolve_model(str(path), with_tokenizer=False).tokenizer_dir is None
+
+    def test_a_disk_that_is_full_costs_the_same(
+        self, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        path = write_gguf(tmp_path / "model.gguf")
+        convert = model_source.convert_gguf_tokenizer
+
+        def convert_beside_the_cache(source: Path, target: Path) -> None:
+            if target.is_relative_to(cache):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target))
+            convert(source, target)
+
+        monkeypatch.setattr(model_source, "convert_gguf_tokenizer", convert_beside_the_cache)
+
+        assert resolve_model(str(path)).tokenizer_dir is not None
+
+        (record,) = caplog.records
+        assert "No space left on device" in record.message and "Set CORESPAN_CACHE" in record.message
+        assert converted_folders(cache) == []
 
     def test_what_a_process_keeps_for_itself_ends_with_it(self, tmp_path: Path) -> None:
         path = write_gguf(tmp_path / "model.gguf")

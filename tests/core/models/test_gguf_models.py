@@ -151,6 +151,8 @@ def test_a_split_file_is_one_model_whichever_part_is_given(tmp_path: Path, monke
     for read in (read_metadata, GGUFSource):
         with pytest.raises(FileNotFoundError, match=r"lacks model-00002-of-00003\.gguf"):
             read(str(parts[0]))
+    with pytest.raises(FileNotFoundError, match=r"lacks model-00002-of-00003\.gguf"):
+        resolve_model(str(parts[0]), with_tokenizer=False)  # though what it was converted to is kept
     with pytest.raises(ValueError, match=r"elsewhere\.gguf is one of 3 parts .* named NAME-00001-of-00003\.gguf"):
         read_metadata(tmp_path / "elsewhere.gguf")
     parts[2].rename(parts[1])
