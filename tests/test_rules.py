@@ -2,12 +2,14 @@
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from deadlines import DEADLINE
 
 import corespan
 
@@ -95,7 +97,7 @@ def test_imports_inside_the_package_are_relative(room: str) -> None:
 def run_python(program: str) -> str:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT.parent), *sys.path])}
     finished = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, env=environment, timeout=120
+        [sys.executable, "-c", program], capture_output=True, text=True, env=environment, timeout=DEADLINE
     )
     assert finished.returncode == 0, finished.stderr
     return finished.stdout.strip()
@@ -147,3 +149,16 @@ print(len(outputs), "torch" in sys.modules, "transformers" in sys.modules)
 """
 
     assert run_python(program) == "2 False False"
+
+
+def test_no_test_limits_the_time_a_busy_machine_may_take() -> None:
+    """Waits for what must come have one limit, `DEADLINE`, which only what hangs reaches."""
+    limit = re.compile(r"timeout=[1-9]|\.(?:wait|join|result)\([1-9]")
+    lines = [
+        f"{path.relative_to(ROOT)}: {line.strip()}"
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if limit.search(line) and "shutdown" not in line
+    ]
+
+    assert lines == []

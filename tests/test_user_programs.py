@@ -10,6 +10,7 @@ from typing import Any
 
 import psutil
 import pytest
+from deadlines import DEADLINE
 
 SUPPORT = str(Path(__file__).parent / "support")
 PROMPT = "Once upon a time"
@@ -117,9 +118,9 @@ def test_a_signal_to_a_program_that_streams_ends_it_and_its_core(
 
     os.killpg(program.pid, sent)
 
-    _, errors = program.communicate(timeout=60)
+    _, errors = program.communicate(timeout=DEADLINE)
     assert program.returncode == -sent, errors
-    psutil.wait_procs([core], timeout=60)
+    psutil.wait_procs([core], timeout=DEADLINE)
     assert not core.is_running()
     assert list(sockets.iterdir()) == []
 
@@ -134,7 +135,7 @@ def test_an_engine_works_after_torch_and_in_a_worker(
     environment = {**os.environ, "PYTHONPATH": path, "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
 
     done = subprocess.run(
-        [sys.executable, str(script), tiny_llama_dir], env=environment, capture_output=True, text=True, timeout=60
+        [sys.executable, str(script), tiny_llama_dir], env=environment, capture_output=True, text=True, timeout=DEADLINE
     )
 
     assert done.returncode == 0, done.stderr
@@ -154,7 +155,7 @@ def test_a_fork_is_refused_and_its_end_leaves_the_engine_alone(tiny_llama_dir: s
         env=environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=DEADLINE,
     )
 
     assert done.returncode == 0, done.stderr

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 from bridge import DEADLINE, request, tokens_of
-from leftovers import PATIENCE, Leftovers
+from leftovers import Leftovers
 
 SUPPORT = str(Path(__file__).parents[1] / "support")
 EXPECTED = str(tokens_of(request("only")))
@@ -41,7 +41,7 @@ def run(environment, *arguments, stdin=None):
 def wait_for_end(pid):
     """Returns once the process is gone; fails if it stays."""
     try:
-        psutil.Process(pid).wait(PATIENCE)
+        psutil.Process(pid).wait(DEADLINE)
     except psutil.NoSuchProcess:
         return
 

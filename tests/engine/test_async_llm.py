@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from async_llm import PROMPT, collect, is_idle
 from clients import SMALL_ENGINE
+from deadlines import DEADLINE
 from prompts import greedy
 
 from corespan import (
@@ -117,7 +118,7 @@ async def test_tokenising_a_long_prompt_holds_nobody_up(engine: AsyncLLM, monkey
     def blocking_encode(text: str, *arguments: Any, **options: Any) -> list[int]:
         if len(text) > INLINE_PROMPT_LENGTH:
             entered.set()
-            assert release.wait(60)
+            assert release.wait(DEADLINE)
             text = PROMPT
         return encode(text, *arguments, **options)
 
@@ -142,7 +143,7 @@ async def test_checking_a_grammar_holds_nobody_up(engine: AsyncLLM, monkeypatch:
 
     def blocking_check(*_: Any) -> str:
         entered.set()
-        assert release.wait(60)
+        assert release.wait(DEADLINE)
         return grammar_text(StructuredOutputsParams(regex="slowly"))
 
     grammar_text = grammar.grammar_text
@@ -166,7 +167,7 @@ async def test_a_request_cancelled_while_its_prompt_is_tokenised_is_never_sent(
 
     def blocking_encode(*_: Any, **__: Any) -> list[int]:
         entered.set()
-        assert release.wait(60)
+        assert release.wait(DEADLINE)
         return [5]
 
     monkeypatch.setattr(engine.tokenizer, "encode", blocking_encode)

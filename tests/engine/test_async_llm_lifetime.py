@@ -11,6 +11,7 @@ import psutil
 import pytest
 from async_llm import PROMPT, build_async_llm, collect, is_idle
 from clients import SMALL_ENGINE
+from deadlines import DEADLINE
 from prompts import greedy
 
 from corespan import (
@@ -148,7 +149,7 @@ def test_dropping_the_engine_ends_its_core(tiny_llama_dir: str) -> None:
     left, core = asyncio.run(scenario())
 
     assert left is None
-    psutil.wait_procs([core], timeout=30)
+    psutil.wait_procs([core], timeout=DEADLINE)
     assert not core.is_running()
 
 

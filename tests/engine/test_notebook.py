@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from deadlines import DEADLINE
+
 import corespan
 
 NOTEBOOK = """
@@ -43,7 +45,7 @@ def test_two_engines_serve_cells_inside_a_running_event_loop(tiny_llama_dir: str
         env=environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=DEADLINE,
     )
 
     assert finished.stdout.split() == ["1"], finished.stderr

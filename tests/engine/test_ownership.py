@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from async_llm import PROMPT, collect
 from clients import SMALL_ENGINE, multiprocessing_flag
+from deadlines import DEADLINE
 from prompts import PROMPTS, greedy
 
 from corespan import LLM, AsyncLLM, SamplingParams
@@ -38,7 +39,7 @@ def test_threads_that_share_an_llm_take_turns_and_each_gets_its_answers(llm: LLM
     expected = [generate(number) for number in range(24)]
 
     with ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(generate, range(24), timeout=120)) == expected
+        assert list(pool.map(generate, range(24), timeout=DEADLINE)) == expected
     assert list(llm.engine_core.get_request_counts()) == [0, 0]
 
 
@@ -61,7 +62,7 @@ def test_requests_are_added_and_aborted_in_one_thread_while_another_steps(llm: L
         engine.add_request(f"dropped-{number}", PROMPT, greedy(500))
         engine.abort_request(f"dropped-{number}")
     engine.abort_request("long")
-    stepping.join(120)
+    stepping.join(DEADLINE)
 
     assert not stepping.is_alive()
     assert {f"short-{number}": list(alone.outputs[0].token_ids) for number in range(10)}.items() <= answers.items()
@@ -90,7 +91,7 @@ def test_a_step_of_a_paused_engine_returns_so_that_another_thread_can_resume_it(
     assert engine.step() == []
 
     with ThreadPoolExecutor(1) as pool:
-        pool.submit(engine.resume_generation).result(60)
+        pool.submit(engine.resume_generation).result(DEADLINE)
     while engine.has_unfinished_requests():
         engine.step()
 
@@ -99,7 +100,7 @@ def test_a_shutdown_in_another_thread_does_not_wait_for_its_turn(make_llm: Calla
     for multiprocess in (False, True):
         llm = make_llm(multiprocess=multiprocess)
         with llm.turns, ThreadPoolExecutor(1) as pool:
-            pool.submit(llm.shutdown).result(60)
+            pool.submit(llm.shutdown).result(DEADLINE)
 
 
 # Event loops

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 import psutil
 import pytest
+from deadlines import DEADLINE
 from fuzzing import DECODERS, frames_of, full_outputs, full_request, fuzz, is_accepted
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -219,7 +220,7 @@ def test_two_hundred_thousand_mutated_messages_raise_nothing_but_protocol_errors
 def test_the_fuzzing_script_says_when_its_fuzzer_is_missing():
     script = Path(__file__).parents[2] / "scripts" / "endurance" / "fuzz.py"
     program = f"import runpy, sys; sys.modules['atheris'] = None; runpy.run_path({str(script)!r}, run_name='__main__')"
-    finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=DEADLINE)
     assert finished.returncode == 1
     assert 'pip install "corespan[fuzz]"' in finished.stderr
 

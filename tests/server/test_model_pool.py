@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from deadlines import DEADLINE
 
 from corespan.server.http.errors import ApiError
 from corespan.server.model_pool import ModelPool
@@ -34,7 +35,7 @@ class Loader:
 
     def __call__(self, name: str) -> Any:
         if name in self.gates:
-            assert self.gates[name].wait(30)
+            assert self.gates[name].wait(DEADLINE)
         if name in self.faults:
             raise self.faults[name]
         self.log.append(f"+{name}")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from deadlines import DEADLINE
 from scripted_engine import ScriptedEngine, session
 
 from corespan.server import cli
@@ -91,7 +92,7 @@ class TestAtATerminal:
 
         shown = chat.read_until("tokens/s")
         assert re.search(r"\d+ prompt tokens, first token after .* s; 6 tokens, ", shown)  # two answers, not four
-        assert chat.process.wait(240) == 0
+        assert chat.process.wait(DEADLINE) == 0
 
 
 class TestConversation:

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
+from deadlines import DEADLINE
 from fake_executor import VOCAB_SIZE, expected_tokens
 
 from corespan.client import make_client
@@ -16,7 +17,6 @@ from corespan.protocol.params import SamplingParams
 from corespan.protocol.requests import EngineCoreRequest
 
 FAKE_EXECUTOR = "fake_executor:FakeExecutor"
-DEADLINE = 30.0  # seconds, to fail rather than hang
 
 
 def fake_config(

@@ -8,6 +8,8 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any, Literal, TypeVar
 
+from deadlines import DEADLINE
+
 from corespan import LLM, AsyncEngineArgs, AsyncLLM, RequestOutput, RequestOutputKind, SamplingParams
 from corespan.engine.conversation import to_conversation_list
 from corespan.engine.renderer import ChatParams
@@ -151,9 +153,9 @@ class Runner:
         if self.kind == "async_mp":
             started = threading.Event()
             finished = self._loop.start(self._neighbour_async(prompt, params, request_id, started))
-            assert started.wait(60)
+            assert started.wait(DEADLINE)
             action()
-            return finished.result(60)
+            return finished.result(DEADLINE)
         self.llm.llm_engine.add_request(request_id, prompt, params)
         outputs: list[RequestOutput] = []
         while not outputs:

@@ -8,6 +8,7 @@ from typing import Any
 import uvicorn
 from bridge import FAKE_EXECUTOR, fake_config
 from clients import LoopThread
+from deadlines import DEADLINE
 
 from corespan import AsyncEngineArgs, AsyncLLM
 from corespan.server.http.server import Server
@@ -33,7 +34,7 @@ class ServerThread:
 
     def close(self) -> None:
         self._http.should_exit = True
-        self._serving.result(60)
+        self._serving.result(DEADLINE)
         if self.server._models is not None:
             for model in self.server.models.loaded():
                 self.loop.run(_close(model))

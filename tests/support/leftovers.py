@@ -7,10 +7,9 @@ import threading
 import time
 
 import psutil
+from deadlines import DEADLINE
 
 from corespan.protocol import envs
-
-PATIENCE = 10.0  # seconds for an orderly exit to come about
 
 
 class Leftovers:
@@ -22,7 +21,7 @@ class Leftovers:
 
     def found(self) -> list[str]:
         """Gives what is on its way out the time to leave."""
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + DEADLINE
         while (extra := sorted(set(self._present()) - self._before)) and time.monotonic() < deadline:
             time.sleep(0.01)
         return extra

@@ -10,6 +10,7 @@ import jsonschema
 import numpy as np
 import pytest
 import torch
+from deadlines import DEADLINE
 from sampler_driver import new_request
 from tiny_llama import write_tokenizer
 from tokenizers import Tokenizer
@@ -75,7 +76,7 @@ def ready(manager: StructuredOutputManager, request: Request) -> Request:
     """The request, once its grammar is compiled."""
     manager.grammar_init(request)
     state: Any = request.structured_output_state
-    state.exception(timeout=60)
+    state.exception(timeout=DEADLINE)
     assert manager.is_grammar_ready(request)
     return request
 

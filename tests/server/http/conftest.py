@@ -6,6 +6,7 @@ from typing import Any
 import httpx
 import pytest
 from clients import SMALL_ENGINE
+from deadlines import DEADLINE
 from http_server import ServerThread, serve_engine
 from scripted_model import Scripted, serve_scripted
 
@@ -22,7 +23,7 @@ def tiny_server(tiny_llama_dir: str) -> Iterator[ServerThread]:
 
 @pytest.fixture
 def http(tiny_server: ServerThread) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=tiny_server.url, timeout=60) as client:
+    with httpx.Client(base_url=tiny_server.url, timeout=DEADLINE) as client:
         yield client
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import anthropic
 import httpx
 import pytest
+from deadlines import DEADLINE
 from http_server import ServerThread
 from scripted_model import Scripted
 
@@ -67,7 +68,9 @@ def _plain(message: Any) -> dict[str, Any]:
 
 def _events(url: str, body: dict[str, Any]) -> list[dict[str, Any]]:
     """Every event of a stream, its name checked against its data."""
-    response = httpx.post(f"{url}/v1/messages?beta=true", json={"max_tokens": 8, **body, "stream": True}, timeout=60)
+    response = httpx.post(
+        f"{url}/v1/messages?beta=true", json={"max_tokens": 8, **body, "stream": True}, timeout=DEADLINE
+    )
     assert response.status_code == 200, response.text
     bodies = []
     for each in response.text.removesuffix("\n\n").split("\n\n"):
