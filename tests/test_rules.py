@@ -161,4 +161,4 @@ def test_no_test_limits_the_time_a_busy_machine_may_take() -> None:
         if limit.search(line) and "shutdown" not in line
     ]
 
-    assert lines == []
+    assert lines == [], "write DEADLINE, of tests/support/deadlines.py, instead of a number"

@@ -6,6 +6,7 @@ from typing import Any, Literal
 import httpx
 import openai
 import pytest
+from deadlines import DEADLINE
 from pydantic import BaseModel
 from scripted_model import Scripted
 
@@ -65,7 +66,7 @@ def _events(http: httpx.Client, body: dict[str, Any], path: str = "") -> list[di
 
 @pytest.fixture
 def scripted_http(scripted: Scripted) -> Any:
-    with httpx.Client(base_url=scripted.url, timeout=60) as client:
+    with httpx.Client(base_url=scripted.url, timeout=DEADLINE) as client:
         yield client
 
 

@@ -2,6 +2,7 @@
 
 import httpx
 from bridge import FAKE_EXECUTOR, fake_config
+from deadlines import DEADLINE
 from http_server import ServerThread
 
 from corespan import AsyncLLM
@@ -20,7 +21,7 @@ def test_models_take_turns_and_a_broken_one_disturbs_none() -> None:
     thread = ServerThread(ServeOptions(disable_uvicorn_access_log=True))
     try:
         thread.serve(ModelPool(["a", "b", "broken"], load, max_loaded=1))
-        with httpx.Client(base_url=thread.url, timeout=60) as client:
+        with httpx.Client(base_url=thread.url, timeout=DEADLINE) as client:
 
             def ask(name: str, stream: bool = False) -> httpx.Response:
                 body = {"model": name, "prompt": [1, 2], "max_tokens": 3, "ignore_eos": True, "stream": stream}

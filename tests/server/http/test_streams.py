@@ -5,6 +5,7 @@ from typing import Any
 
 import httpx
 import pytest
+from deadlines import DEADLINE
 from scripted_model import Scripted
 
 SCHEMA = {
@@ -192,7 +193,7 @@ def test_how_chats_end(
     scripted: Scripted, pieces: list[str], reason: str, form: dict[str, Any], expected: tuple[str, int, str]
 ) -> None:
     scripted.llm.say(*pieces, finish_reason=reason, stop_reason="why" if reason == "repetition" else None)
-    with httpx.Client(base_url=scripted.url, timeout=60) as http:
+    with httpx.Client(base_url=scripted.url, timeout=DEADLINE) as http:
         answer = _both_chats(http, form)
     for choice in answer["choices"]:
         message = choice["message"]
@@ -204,7 +205,7 @@ def test_how_chats_end(
 
 def test_hidden_reasoning_leaves_no_trace_but_its_count(scripted: Scripted) -> None:
     scripted.llm.say("<think>", "secret", "</think>", "Yes")
-    with httpx.Client(base_url=scripted.url, timeout=60) as http:
+    with httpx.Client(base_url=scripted.url, timeout=DEADLINE) as http:
         shown = _both_chats(http, {})
         hidden = _both_chats(http, {"include_reasoning": False})
     (shown_choice,), (hidden_choice,) = shown["choices"], hidden["choices"]
