@@ -5,6 +5,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -13,8 +14,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from . import admin, page, probes, text
+from . import admin, openapi, page, probes, text
 from .anthropic import count_tokens, create_message
+from .anthropic_schema import MessagesRequest
 from .chat import create_chat_completion
 from .completions import create_completion
 from .errors import ApiError, as_api_error
@@ -26,7 +28,9 @@ from .response_routes import (
     list_input_items,
     retrieve_response,
 )
+from .response_schema import ResponsesRequest
 from .responses import ClientGone, error_response
+from .schema import ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from .server import Server, server_of
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -35,7 +39,7 @@ logger = logging.getLogger("corespan.server")
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A route. `generates`: it is refused while the server drains or is at its limit."""
+    """A route. `generates`: it is refused while the server drains or is at its limit. `body`: what it reads."""
 
     path: str
     handler: Handler
@@ -43,6 +47,7 @@ class Endpoint:
     generates: bool = False
     admin: bool = False
     page: bool = False
+    body: type[msgspec.Struct] | None = None
 
 
 ENDPOINTS = (
@@ -51,24 +56,25 @@ ENDPOINTS = (
     Endpoint("/ping", probes.health, ("GET", "POST")),
     Endpoint("/live", probes.live, ("GET",)),
     Endpoint("/version", probes.version, ("GET",)),
+    Endpoint("/openapi.json", openapi.openapi, ("GET",)),
     Endpoint("/load", probes.load, ("GET",)),
     Endpoint("/metrics", probes.metrics, ("GET",)),
     Endpoint("/metrics/", probes.metrics, ("GET",)),
     Endpoint("/v1/models", probes.list_models, ("GET",)),
     Endpoint("/v1/models/{name:path}", probes.retrieve_model, ("GET",)),
-    Endpoint("/v1/completions", create_completion, generates=True),
-    Endpoint("/v1/completions/render", text.render_completion),
-    Endpoint("/v1/chat/completions", create_chat_completion, generates=True),
-    Endpoint("/v1/chat/completions/render", text.render_chat),
-    Endpoint("/v1/responses", create_response, generates=True),
+    Endpoint("/v1/completions", create_completion, generates=True, body=CompletionRequest),
+    Endpoint("/v1/completions/render", text.render_completion, body=CompletionRequest),
+    Endpoint("/v1/chat/completions", create_chat_completion, generates=True, body=ChatCompletionRequest),
+    Endpoint("/v1/chat/completions/render", text.render_chat, body=ChatCompletionRequest),
+    Endpoint("/v1/responses", create_response, generates=True, body=ResponsesRequest),
     Endpoint("/v1/responses/{response_id}", retrieve_response, ("GET",)),
     Endpoint("/v1/responses/{response_id}", delete_response, ("DELETE",)),
     Endpoint("/v1/responses/{response_id}/cancel", cancel_response),
     Endpoint("/v1/responses/{response_id}/input_items", list_input_items, ("GET",)),
-    Endpoint("/v1/messages", create_message, generates=True),
-    Endpoint("/v1/messages/count_tokens", count_tokens),
-    Endpoint("/tokenize", text.tokenize),
-    Endpoint("/detokenize", text.detokenize),
+    Endpoint("/v1/messages", create_message, generates=True, body=MessagesRequest),
+    Endpoint("/v1/messages/count_tokens", count_tokens, body=MessagesRequest),
+    Endpoint("/tokenize", text.tokenize, body=TokenizeRequest),
+    Endpoint("/detokenize", text.detokenize, body=DetokenizeRequest),
     Endpoint("/tokenizer_info", text.tokenizer_info, ("GET",)),
     Endpoint("/sleep", admin.sleep, admin=True),
     Endpoint("/wake_up", admin.wake_up, admin=True),
@@ -104,6 +110,7 @@ def build_app(server: Server) -> Starlette:
     )
     app.router.redirect_slashes = False
     app.state.server = server
+    app.state.openapi = openapi.openapi_document(endpoints)
     return app
 
 

@@ -19,6 +19,7 @@ logger = logging.getLogger("corespan.server")
 
 MAX_HEADERS = 256
 MAX_HEADER_BYTES = 64 * 1024
+MAX_DISCARDED_BYTES = 64 * 2**20
 OPEN_PATHS = frozenset({"/health", "/ping", "/live", "/version", "/metrics", "/metrics/", *PAGE_FILES})
 """What needs no key: probes, figures, and the page, which asks for one."""
 UNCOUNTED_PATHS = frozenset({"/health", "/ping", "/live", "/version", "/metrics", "/metrics/", "/load"})
@@ -76,6 +77,8 @@ class Gate:
         try:
             error = self._refusal(scope, path)
             if error is not None:
+                if error.status == 413:
+                    await _discard(receive)
                 await error_response(error, style_of(path, self.server))(scope, receive, exchange.send)
             else:
                 limited = _LimitedBody(receive, self.server.options.max_request_bytes)
@@ -154,5 +157,17 @@ class _LimitedBody:
         if message["type"] == "http.request":
             self._size += len(message.get("body", b""))
             if self._size > self._limit:
+                if message.get("more_body"):
+                    await _discard(self._receive)
                 raise too_large(self._limit)
         return message
+
+
+async def _discard(receive: Receive) -> None:
+    """Reads on, within bounds: a connection that is closed on unread bytes is reset, and the answer lost with it."""
+    size = 0
+    while size <= MAX_DISCARDED_BYTES:
+        message = await receive()
+        size += len(message.get("body", b""))
+        if not message.get("more_body"):
+            return
