@@ -213,7 +213,8 @@ def _count_reasoning(model: ServedModel, answer: _Answer) -> int:
     reasoning = answer.parser.reasoning
     if reasoning is None or not reasoning.end_tag:
         return 0
-    end_id = model.tokenizer.convert_tokens_to_ids([reasoning.end_tag])[0]
-    if end_id in answer.token_ids:
+    (end_id,) = model.tokenizer.convert_tokens_to_ids([reasoning.end_tag])
+    # Where the tag is no token of the vocabulary, this is the unknown one, or None.
+    if end_id in answer.token_ids and model.tokenizer.convert_ids_to_tokens([end_id]) == [reasoning.end_tag]:
         return answer.token_ids.index(end_id) + 1
     return len(answer.token_ids) if reasoning.in_reasoning else 0
