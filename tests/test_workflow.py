@@ -1,7 +1,9 @@
 """The workflow and the hooks run what the checkout has: its scripts, its tools, its wheels."""
 
+import os
 import shutil
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -49,7 +51,7 @@ def test_hooks_are_the_checks_of_scripts_test() -> None:
     assert all(hook["language"] == "system" for hook in hooks.values())  # the versions that the project installs
     for name in ("ruff-check", "ruff-format"):
         tool, *arguments = hooks[name]["entry"].split()
-        program = shutil.which(tool)
+        program = shutil.which(tool, path=os.pathsep.join((os.path.dirname(sys.executable), os.environ["PATH"])))
         assert program is not None
         subprocess.run(
             [program, *arguments, *(["--check"] if "format" in name else []), "setup.py"], cwd=ROOT, check=True
