@@ -171,6 +171,7 @@ def test_a_core_that_goes_ends_the_search_with_its_error(
 
 def test_a_step_that_is_aborted_ends_the_search(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     step = llm.llm_engine.step
+    llm.llm_engine.engine_core.pause_scheduler("keep", False)  # so that no request is done before it is aborted
 
     def paused_first() -> Any:
         llm.pause_generation("abort")
