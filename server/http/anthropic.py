@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any
 
 from starlette.requests import Request
@@ -12,8 +13,9 @@ from .anthropic_schema import MessagesRequest, chat_request
 from .blocks import Block, BlockEvent, BlockReader, call_id_for
 from .chat_run import ChatRun, Step
 from .errors import ApiError
+from .hang_up import until_hung_up
 from .prompts import chat_prompt, tokenize_params
-from .responses import encode, json_response, read_body, until_hung_up
+from .responses import encode, json_response, read_body
 from .server import server_of
 from .sse import EventStream, event
 
@@ -53,10 +55,11 @@ class MessageCall:
     async def whole(self) -> dict[str, Any]:
         async with self.server.models.use(self.chat.model) as self.model:
             ending: dict[str, Any] = {}
-            async for step in self.run.steps(self.model):
-                list(self._reader.read(step.delta))
-                if step.finish_reason is not None:
-                    ending = self._ending(step)
+            async with aclosing(self.run.steps(self.model)) as steps:
+                async for step in steps:
+                    list(self._reader.read(step.delta))
+                    if step.finish_reason is not None:
+                        ending = self._ending(step)
             list(self._reader.finish())
             content = [_spelled(block) for block in self._reader.blocks]
             return self._message(content) | ending | {"usage": self._usage()}
@@ -65,7 +68,7 @@ class MessageCall:
         return EventStream(
             self._events(),
             lambda error: event(encode(error.body("anthropic")), "error"),
-            self.run.request_id,
+            self.run.caller.request_id,
             "anthropic",
             self.server.options.sse_keep_alive_interval,
             on_error=lambda error: self.server.metrics.count_stream_error(),
@@ -75,19 +78,21 @@ class MessageCall:
         async with self.server.models.use(self.chat.model) as self.model:
             begun = False
             ending: dict[str, Any] = {}
-            async for step in self.run.steps(self.model):
-                if not begun:
-                    begun = True
-                    yield _event({"type": "message_start", "message": self._message([]) | {"usage": self._usage()}})
-                    yield _event(_PING)
-                for read in self._reader.read(step.delta):
-                    yield _event(_block_event(read))
-                if step.finish_reason is not None:
-                    ending = self._ending(step)
-            for read in self._reader.finish():
-                yield _event(_block_event(read))
-            yield _event({"type": "message_delta", "delta": ending, "usage": self._usage()})
-            yield _event({"type": "message_stop"})
+            async with aclosing(self.run.steps(self.model)) as steps:
+                async for step in steps:
+                    events: list[dict[str, Any]] = []
+                    if not begun:
+                        begun = True
+                        start = self._message([]) | {"usage": self._usage()}
+                        events = [{"type": "message_start", "message": start}, _PING]
+                    events += map(_block_event, self._reader.read(step.delta))
+                    if events:
+                        yield b"".join(map(_event, events))
+                    if step.finish_reason is not None:
+                        ending = self._ending(step)
+            events = [_block_event(read) for read in self._reader.finish()]
+            events += [{"type": "message_delta", "delta": ending, "usage": self._usage()}, {"type": "message_stop"}]
+            yield b"".join(map(_event, events))
 
     def _message(self, content: list[dict[str, Any]]) -> dict[str, Any]:
         return {

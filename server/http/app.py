@@ -14,12 +14,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from . import admin, openapi, page, probes, text
+from . import admin, openapi, page, probes, text, unsupported
 from .anthropic import count_tokens, create_message
 from .anthropic_schema import MessagesRequest
 from .chat import create_chat_completion
 from .completions import create_completion
 from .errors import ApiError, as_api_error
+from .hang_up import ClientGone
 from .middleware import Gate, route_path, style_of
 from .response_routes import (
     cancel_response,
@@ -29,7 +30,7 @@ from .response_routes import (
     retrieve_response,
 )
 from .response_schema import ResponsesRequest
-from .responses import ClientGone, error_response
+from .responses import error_response
 from .schema import ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from .server import Server, server_of
 
@@ -76,6 +77,8 @@ ENDPOINTS = (
     Endpoint("/tokenize", text.tokenize, body=TokenizeRequest),
     Endpoint("/detokenize", text.detokenize, body=DetokenizeRequest),
     Endpoint("/tokenizer_info", text.tokenizer_info, ("GET",)),
+    *(Endpoint(path, unsupported.pooling, body=unsupported.NamedModel) for path in unsupported.POOLING),
+    *(Endpoint(path, unsupported.lora, admin=True, body=unsupported.NamedModel) for path in unsupported.LORA),
     Endpoint("/sleep", admin.sleep, admin=True),
     Endpoint("/wake_up", admin.wake_up, admin=True),
     Endpoint("/is_sleeping", admin.is_sleeping, ("GET",), admin=True),

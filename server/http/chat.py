@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any
 
 from starlette.requests import Request
@@ -10,18 +11,19 @@ from starlette.responses import Response
 from ..models import ServedModel
 from ..parsers.base import CallDelta
 from .chat_run import ChatRun, Step
+from .hang_up import until_hung_up
 from .logprobs import chat_logprobs, prompt_logprobs_body
-from .responses import encode, json_response, read_body, until_hung_up
+from .responses import encode, json_response, read_body
 from .schema import ChatCompletionRequest
 from .server import server_of
-from .sse import DONE, event
+from .sse import DONE, ChunkFrame, event
 
 
 async def create_chat_completion(request: Request) -> Response:
     body = await read_body(request, ChatCompletionRequest)
     call = ChatCall(request, body)
     if body.stream:
-        return call.server.event_stream(call.events(), call.run.request_id)
+        return call.server.event_stream(call.events(), call.run.caller.request_id)
     return json_response(await until_hung_up(request, call.whole()))
 
 
@@ -38,7 +40,8 @@ class ChatCall:
 
     async def whole(self) -> dict[str, Any]:
         async with self.server.models.use(self.body.model) as self.model:
-            choices = [self._choice(step) async for step in self.run.steps(self.model)]
+            async with aclosing(self.run.steps(self.model)) as steps:
+                choices = [self._choice(step) async for step in steps]
             choices.sort(key=lambda choice: int(choice["index"]))
             answer = self._envelope("chat.completion", choices) | {"usage": self.run.usage.body()}
             if self.run.prompt_logprobs is not None:
@@ -49,41 +52,34 @@ class ChatCall:
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         async with self.server.models.use(self.body.model) as self.model:
-            begun: set[int] = set()
             shows_usage = self.body.include_usage or self.server.options.enable_force_include_usage
-            async for step in self.run.steps(self.model):
-                if step.index not in begun:
-                    begun.add(step.index)
-                    yield self._chunk(self._first(step), shows_usage)
-                part = self._part(step)
-                if part is not None:
-                    yield self._chunk(part, shows_usage)
+            shared = self._envelope("chat.completion.chunk", [])
+            frame = ChunkFrame(shared, null_usage=shows_usage and not self.body.running_usage)
+            begun: set[int] = set()
+            async with aclosing(self.run.steps(self.model)) as steps:
+                async for step in steps:
+                    chunks = b""
+                    if step.index not in begun:
+                        begun.add(step.index)
+                        chunks = self._first(frame, step)
+                    if (part := self._part(step)) is not None:
+                        chunks += frame.event(part, self._running_usage())
+                    if chunks:
+                        yield chunks
             if shows_usage:
-                chunk = self._envelope("chat.completion.chunk", []) | {"usage": self.run.usage.body()}
-                yield event(encode(chunk))
+                yield event(encode(shared | {"usage": self.run.usage.body()}))
             yield DONE
 
-    def _chunk(self, choice: dict[str, Any], shows_usage: bool) -> bytes:
-        chunk = self._envelope("chat.completion.chunk", [choice])
-        if self.body.running_usage:
-            chunk["usage"] = self.run.usage.body()
-        elif shows_usage:
-            chunk["usage"] = None
-        if "prompt_token_ids" in choice:
-            chunk["prompt_token_ids"] = choice.pop("prompt_token_ids")
-        return event(encode(chunk))
+    def _running_usage(self) -> dict[str, Any]:
+        return {"usage": self.run.usage.body()} if self.body.running_usage else {}
 
-    def _first(self, step: Step) -> dict[str, Any]:
+    def _first(self, frame: ChunkFrame, step: Step) -> bytes:
         """The chunk that opens an answer: it names the role, and no later one does."""
-        first: dict[str, Any] = {
-            "index": step.index,
-            "delta": {"role": self.model.chat.response_role, "content": ""},
-            "logprobs": None,
-            "finish_reason": None,
-        }
+        extra = self._running_usage()
         if self.body.return_token_ids and self.run.prompt is not None:
-            first["prompt_token_ids"] = self.run.prompt["prompt_token_ids"]
-        return first
+            extra["prompt_token_ids"] = self.run.prompt["prompt_token_ids"]
+        delta = {"role": self.model.chat.response_role, "content": ""}
+        return frame.event({"index": step.index, "delta": delta, "logprobs": None, "finish_reason": None}, extra)
 
     def _part(self, step: Step) -> dict[str, Any] | None:
         """What a step adds to its answer; None where that is nothing."""

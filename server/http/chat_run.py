@@ -6,6 +6,7 @@ It knows nothing of how an API spells the result: chat completions, responses an
 import json
 import re
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
@@ -20,15 +21,7 @@ from ..parsers.base import AnswerParser, Delta, ReasoningParser, ToolParser
 from ..parsers.guided import NamedCall, RequiredCalls, required_schema
 from ..parsers.registry import reasoning_parser_class, tool_parser_class
 from .errors import ApiError
-from .generation import (
-    Usage,
-    check_finish,
-    generate,
-    priority_of,
-    public_finish_reason,
-    request_id_of,
-    trace_headers_of,
-)
+from .generation import Caller, Usage, generate, public_finish_reason
 from .logprobs import Entry
 from .prompts import chat_prompt, plain_tool, room_for_output, tokenize_params
 from .sampling import sampling_params, structured_outputs_of
@@ -62,10 +55,8 @@ class ChatRun:
 
     def __init__(self, request: Request, body: ChatCompletionRequest, id_prefix: str, strict_max_tokens: bool) -> None:
         self.body = body
-        self.request_id = request_id_of(request, body.request_id)
-        self.id = f"{id_prefix}{self.request_id}"
-        self.priority = priority_of(request, body.priority)
-        self.trace_headers = trace_headers_of(request)
+        self.caller = Caller.of(request, body)
+        self.id = f"{id_prefix}{self.caller.request_id}"
         self.usage = Usage(1)
         self.prompt: EngineInput | None = None
         self.prompt_logprobs: Any = None
@@ -83,17 +74,16 @@ class ChatRun:
         prompt = self.prompt = await self._render(model, mode)
         room_for_output(model, [prompt], params.max_tokens, self._strict_max_tokens)
         answers: dict[int, _Answer] = {}
-        async for _, output in generate(model, [prompt], params, self.id, self.priority, self.trace_headers):
-            self.usage.count_prompt(0, output)
-            if output.prompt_logprobs is not None:
-                self.prompt_logprobs = output
-            for part in output.outputs:
-                check_finish(part)
-                self.usage.completion_tokens += len(part.token_ids)
-                answer = answers.get(part.index)
-                if answer is None:
-                    answer = answers[part.index] = self._new_answer(model, mode, name, prompt)
-                yield self._step(model, answer, part, mode)
+        async with aclosing(generate(model, [prompt], params, self.id, self.caller)) as outputs:
+            async for _, output in outputs:
+                self.usage.count(0, output)
+                if output.prompt_logprobs is not None:
+                    self.prompt_logprobs = output
+                for part in output.outputs:
+                    answer = answers.get(part.index)
+                    if answer is None:
+                        answer = answers[part.index] = self._new_answer(model, mode, name, prompt)
+                    yield self._step(model, answer, part, mode)
 
     def _step(self, model: ServedModel, answer: _Answer, part: CompletionOutput, mode: ToolMode) -> Step:
         answer.token_ids.extend(part.token_ids)

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,22 +14,15 @@ from ...engine.renderer import EngineInput
 from ...protocol.params import SamplingParams
 from ..models import ServedModel
 from .errors import ApiError
-from .generation import (
-    Usage,
-    check_finish,
-    generate,
-    priority_of,
-    public_finish_reason,
-    request_id_of,
-    trace_headers_of,
-)
+from .generation import Caller, Usage, generate, public_finish_reason
+from .hang_up import until_hung_up
 from .logprobs import CompletionLogprobs, prompt_logprobs_body
 from .prompts import completion_prompts, room_for_output
-from .responses import encode, json_response, read_body, until_hung_up
+from .responses import encode, json_response, read_body
 from .sampling import sampling_params, structured_outputs_of
 from .schema import CompletionRequest
 from .server import server_of
-from .sse import DONE, event
+from .sse import DONE, ChunkFrame, event
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -37,7 +31,7 @@ async def create_completion(request: Request) -> Response:
     body = await read_body(request, CompletionRequest)
     call = CompletionCall(request, body)
     if body.stream:
-        return server_of(request).event_stream(call.events(), call.request_id)
+        return server_of(request).event_stream(call.events(), call.caller.request_id)
     return json_response(await until_hung_up(request, call.whole()))
 
 
@@ -58,10 +52,8 @@ class CompletionCall:
     def __init__(self, request: Request, body: CompletionRequest) -> None:
         self.server = server_of(request)
         self.body = body
-        self.request_id = request_id_of(request, body.request_id)
-        self.priority = priority_of(request, body.priority)
-        self.trace_headers = trace_headers_of(request)
-        self.id = f"cmpl-{self.request_id}"
+        self.caller = Caller.of(request, body)
+        self.id = f"cmpl-{self.caller.request_id}"
         self.created = int(time.time())
         self.n = body.n or 1
         self._drops_output = bool(body.echo) and body.max_tokens == 0
@@ -69,42 +61,42 @@ class CompletionCall:
     async def whole(self) -> dict[str, Any]:
         async with self.server.models.use(self.body.model) as self.model:
             prompts, params = await self._prepare()
-            usage = Usage(len(prompts))
+            usage = Usage(len(prompts), counts_answers=not self._drops_output)
             choices: list[dict[str, Any]] = []
-            async for number, output in self._run(prompts, params):
-                usage.count_prompt(number, output)
-                for answer in output.outputs:
-                    check_finish(answer)
-                    usage.completion_tokens += 0 if self._drops_output else len(answer.token_ids)
-                    choice = self._choice(number * self.n + answer.index)
-                    choices.append(self._whole_choice(choice, prompts[number], output, answer))
+            async with aclosing(self._run(prompts, params)) as outputs:
+                async for number, output in outputs:
+                    usage.count(number, output)
+                    for answer in output.outputs:
+                        choice = self._choice(number * self.n + answer.index)
+                        choices.append(self._whole_choice(choice, prompts[number], output, answer))
             choices.sort(key=lambda choice: int(choice["index"]))
             return self._envelope(choices) | {"usage": usage.body()}
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         async with self.server.models.use(self.body.model) as self.model:
             prompts, params = await self._prepare()
-            usage = Usage(len(prompts))
+            usage = Usage(len(prompts), counts_answers=not self._drops_output)
             shows_usage = self.body.include_usage or self.server.options.enable_force_include_usage
+            shared = self._envelope([])
+            frame = ChunkFrame(shared, null_usage=shows_usage and not self.body.running_usage)
             choices: dict[int, _Choice] = {}
-            async for number, output in self._run(prompts, params):
-                usage.count_prompt(number, output)
-                for answer in output.outputs:
-                    check_finish(answer)
-                    usage.completion_tokens += 0 if self._drops_output else len(answer.token_ids)
-                    index = number * self.n + answer.index
-                    choice = choices.setdefault(index, self._choice(index))
-                    part = self._part(choice, prompts[number], output, answer)
-                    if part is None:
-                        continue
-                    chunk = self._envelope([part])
-                    if self.body.running_usage:
-                        chunk["usage"] = usage.body()
-                    elif shows_usage:
-                        chunk["usage"] = None
-                    yield event(encode(chunk))
+            async with aclosing(self._run(prompts, params)) as outputs:
+                async for number, output in outputs:
+                    usage.count(number, output)
+                    chunks = b""
+                    for answer in output.outputs:
+                        index = number * self.n + answer.index
+                        choice = choices.get(index)
+                        if choice is None:
+                            choice = choices[index] = self._choice(index)
+                        part = self._part(choice, prompts[number], output, answer)
+                        if part is not None:
+                            extra = {"usage": usage.body()} if self.body.running_usage else None
+                            chunks += frame.event(part, extra)
+                    if chunks:
+                        yield chunks
             if shows_usage:
-                yield event(encode(self._envelope([]) | {"usage": usage.body()}))
+                yield event(encode(shared | {"usage": usage.body()}))
             yield DONE
 
     async def _prepare(self) -> tuple[list[EngineInput], SamplingParams]:
@@ -132,7 +124,7 @@ class CompletionCall:
     def _run(
         self, prompts: list[EngineInput], params: SamplingParams
     ) -> AsyncGenerator[tuple[int, RequestOutput], None]:
-        return generate(self.model, prompts, params, self.id, self.priority, self.trace_headers)
+        return generate(self.model, prompts, params, self.id, self.caller)
 
     def _choice(self, index: int) -> _Choice:
         logprobs = None

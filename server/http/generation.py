@@ -4,6 +4,8 @@ import asyncio
 import re
 import secrets
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
 
 from starlette.requests import Request
 
@@ -12,6 +14,7 @@ from ...engine.renderer import EngineInput
 from ...protocol.params import SamplingParams
 from ..models import ServedModel
 from .errors import ApiError, unavailable
+from .schema import GenerationRequest
 
 _TRACE_HEADERS = ("traceparent", "tracestate")
 _PUBLIC_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
@@ -26,7 +29,22 @@ def request_id_of(request: Request, body_id: str | None = None) -> str:
     return secrets.token_hex(16)
 
 
-def priority_of(request: Request, body_priority: int | None) -> int:
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """What a request says of itself: the id that it goes by, its priority, the trace that it belongs to."""
+
+    request_id: str
+    priority: int
+    trace_headers: Mapping[str, str] | None
+
+    @classmethod
+    def of(cls, request: Request, body: GenerationRequest) -> "Caller":
+        """Raises ApiError for a priority that is none."""
+        found = {name: value for name in _TRACE_HEADERS if (value := request.headers.get(name)) is not None}
+        return cls(request_id_of(request, body.request_id), _priority_of(request, body.priority), found or None)
+
+
+def _priority_of(request: Request, body_priority: int | None) -> int:
     header = request.headers.get("x-vllm-priority")
     if header is None:
         return body_priority or 0
@@ -36,39 +54,36 @@ def priority_of(request: Request, body_priority: int | None) -> int:
         raise ApiError(f"X-Vllm-Priority must be an integer, got {header!r}", param="priority") from None
 
 
-def trace_headers_of(request: Request) -> dict[str, str] | None:
-    found = {name: value for name in _TRACE_HEADERS if (value := request.headers.get(name)) is not None}
-    return found or None
-
-
 async def generate(
-    model: ServedModel,
-    prompts: Sequence[EngineInput],
-    params: SamplingParams,
-    request_id: str,
-    priority: int = 0,
-    trace_headers: Mapping[str, str] | None = None,
+    model: ServedModel, prompts: Sequence[EngineInput], params: SamplingParams, request_id: str, caller: Caller
 ) -> AsyncGenerator[tuple[int, RequestOutput], None]:
-    """(number of the prompt, its next output), as they come, until all are finished. Leaving early aborts them all."""
+    """(number of the prompt, its next output), as they come, until all are finished. Closing it early aborts them all.
+
+    Raises what the engine raises, and ApiError for an answer that was cut off rather than finished.
+    """
     streams = [
         model.engine.generate(
             prompt,
             params,
             request_id if len(prompts) == 1 else f"{request_id}-{number}",
-            priority=priority,
-            trace_headers=trace_headers,
+            priority=caller.priority,
+            trace_headers=caller.trace_headers,
         )
         for number, prompt in enumerate(prompts)
     ]
-    if len(streams) == 1:
-        try:
-            async for output in streams[0]:
-                yield 0, output
-        finally:
-            await streams[0].aclose()
-        return
-    async for numbered in _merged(streams):
-        yield numbered
+    async with aclosing(_numbered(streams[0]) if len(streams) == 1 else _merged(streams)) as numbered:
+        async for number, output in numbered:
+            for answer in output.outputs:
+                _check_finish(answer)
+            yield number, output
+
+
+async def _numbered(
+    stream: AsyncGenerator[RequestOutput, None],
+) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+    async with aclosing(stream):
+        async for output in stream:
+            yield 0, output
 
 
 async def _merged(
@@ -103,7 +118,7 @@ async def _merged(
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def check_finish(output: CompletionOutput) -> None:
+def _check_finish(output: CompletionOutput) -> None:
     """Raises ApiError for an answer that was cut off by the server rather than finished."""
     if output.finish_reason == "abort":
         raise unavailable("the request was aborted: the server is shutting down, paused or going to sleep")
@@ -121,15 +136,20 @@ def public_finish_reason(output: CompletionOutput) -> str | None:
 class Usage:
     """Token counts of one HTTP request, over all its prompts and answers."""
 
-    def __init__(self, num_prompts: int) -> None:
+    def __init__(self, num_prompts: int, counts_answers: bool = True) -> None:
+        """`counts_answers` is off where they are not shown."""
+        self._counts_answers = counts_answers
         self._prompt_tokens = [0] * num_prompts
         self._cached_tokens = [0] * num_prompts
         self.completion_tokens = 0
         self.reasoning_tokens = 0
 
-    def count_prompt(self, number: int, output: RequestOutput) -> None:
+    def count(self, number: int, output: RequestOutput) -> None:
+        """Takes in an output of prompt `number`."""
         self._prompt_tokens[number] = len(output.prompt_token_ids or ())
         self._cached_tokens[number] = max(self._cached_tokens[number], output.num_cached_tokens or 0)
+        if self._counts_answers:
+            self.completion_tokens += sum(len(answer.token_ids) for answer in output.outputs)
 
     @property
     def prompt_tokens(self) -> int:

@@ -3,16 +3,18 @@
 import asyncio
 import hashlib
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from .errors import ApiError, as_api_error
+from .hang_up import until_hung_up
 from .response_run import Event, ResponseRun
 from .response_schema import ResponsesRequest
 from .response_store import StoredResponse
-from .responses import encode, json_response, read_body, until_hung_up
+from .responses import encode, json_response, read_body
 from .server import Server, server_of
 from .sse import EventStream, event
 
@@ -37,17 +39,19 @@ async def create_response(request: Request) -> Response:
 
 
 async def _whole(server: Server, run: ResponseRun, owner: str) -> dict[str, Any]:
-    async for _ in _kept(server, run, owner):
-        pass
+    async with aclosing(_kept(server, run, owner)) as events:
+        async for _ in events:
+            pass
     return run.response
 
 
 async def _kept(server: Server, run: ResponseRun, owner: str) -> AsyncGenerator[Event, None]:
     """The run's events; the response is stored before its last event is out."""
-    async for each in run.events(server.models):
-        if run.body.stored and run.response["status"] in ("completed", "incomplete"):
-            server.responses.put(StoredResponse(run.response, run.items, owner))
-        yield each
+    async with aclosing(run.events(server.models)) as events:
+        async for each in events:
+            if run.body.stored and run.response["status"] in ("completed", "incomplete"):
+                server.responses.put(StoredResponse(run.response, run.items, owner))
+            yield each
 
 
 def _start(server: Server, run: ResponseRun, owner: str) -> StoredResponse:
@@ -61,13 +65,14 @@ def _start(server: Server, run: ResponseRun, owner: str) -> StoredResponse:
 
 async def _work(server: Server, run: ResponseRun, stored: StoredResponse) -> None:
     try:
-        async for each in run.events(server.models):
-            stored.add_event(each)
+        async with aclosing(run.events(server.models)) as events:
+            async for each in events:
+                stored.add_event(each)
     except asyncio.CancelledError:
         run.cancel()
         raise
     except Exception as error:
-        stored.add_event(run.fail(as_api_error(error, run.run.request_id)))
+        stored.add_event(run.fail(as_api_error(error, run.run.caller.request_id)))
     finally:
         server.num_requests -= 1
         asyncio.get_running_loop().call_soon(stored.wake)  # the task is done by then
@@ -84,7 +89,7 @@ def _event_stream(server: Server, events: AsyncGenerator[Event, None], run: Resp
     return EventStream(
         _spelled_all(events),
         error_event,
-        "-" if run is None else run.run.request_id,
+        "-" if run is None else run.run.caller.request_id,
         server.options.error_style,
         server.options.sse_keep_alive_interval,
         on_error=lambda error: server.metrics.count_stream_error(),
@@ -92,11 +97,9 @@ def _event_stream(server: Server, events: AsyncGenerator[Event, None], run: Resp
 
 
 async def _spelled_all(events: AsyncGenerator[Event, None]) -> AsyncGenerator[bytes, None]:
-    try:
+    async with aclosing(events):
         async for each in events:
             yield _spelled(each)
-    finally:
-        await events.aclose()
 
 
 def _spelled(each: Event) -> bytes:

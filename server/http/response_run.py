@@ -3,6 +3,7 @@
 import secrets
 import time
 from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
 from typing import Any
 
 import msgspec
@@ -44,17 +45,18 @@ class ResponseRun:
             self.response["model"] = model.name
             finish_reason: str | None = None
             begun = False
-            async for step in self.run.steps(model):
-                if not begun:
-                    begun = True
-                    self.response["status"] = "in_progress"
-                    for kind in ("created", "in_progress"):
-                        yield self._lifecycle(kind)
-                self._take_logprobs(model, step)
-                for read in self._reader.read(step.delta):
-                    for event in self._block_events(read):
-                        yield event
-                finish_reason = step.finish_reason or finish_reason
+            async with aclosing(self.run.steps(model)) as steps:
+                async for step in steps:
+                    if not begun:
+                        begun = True
+                        self.response["status"] = "in_progress"
+                        for kind in ("created", "in_progress"):
+                            yield self._lifecycle(kind)
+                    self._take_logprobs(model, step)
+                    for read in self._reader.read(step.delta):
+                        for event in self._block_events(read):
+                            yield event
+                    finish_reason = step.finish_reason or finish_reason
             for read in self._reader.finish():
                 for event in self._block_events(read):
                     yield event

@@ -1,9 +1,8 @@
 """JSON answers, and reading JSON requests."""
 
-import asyncio
 import math
-from collections.abc import Coroutine, Mapping
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -53,24 +52,3 @@ async def read_body(request: Request, kind: type[T]) -> T:
             raise ApiError(f"the body is not valid JSON: {error}", code="invalid_json") from None
         raise ApiError("the body must be a JSON object")
     return msgspec.json.decode(body, type=kind, strict=False)
-
-
-async def until_hung_up(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, which is cancelled when the client hangs up; then ClientGone is raised."""
-    from .sse import hung_up
-
-    working = asyncio.create_task(work)
-    leaving = asyncio.create_task(hung_up(request.receive))
-    try:
-        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            return working.result()
-        raise ClientGone
-    finally:
-        leaving.cancel()
-        working.cancel()
-        await asyncio.gather(working, leaving, return_exceptions=True)
-
-
-class ClientGone(Exception):
-    """The client hung up before its answer was ready; there is nobody to tell."""

@@ -135,20 +135,11 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
     audio: Any = None
 
 
-class TokenizeRequest(msgspec.Struct, kw_only=True):
-    """Either `prompt`, or a chat's fields."""
+class TokenizeRequest(ChatCompletionRequest, kw_only=True):
+    """Either `prompt`, or a chat, of which only what makes up its prompt matters."""
 
-    model: str | None = None
+    messages: list[ChatMessage] = []
     prompt: str | None = None
-    messages: list[ChatMessage] | None = None
-    tools: list[Tool] | None = None
-    add_special_tokens: bool | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    chat_template: str | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    documents: list[dict[str, Any]] | None = None
-    reasoning_effort: str | None = None
     return_token_strs: bool | None = None
 
 

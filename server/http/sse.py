@@ -3,13 +3,14 @@ real status; whoever hangs up, at any moment, ends the generator.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from .errors import ApiError, ErrorStyle, as_api_error
-from .responses import error_response
+from .hang_up import hung_up
+from .responses import encode, error_response
 
 DONE = b"data: [DONE]\n\n"
 PING = b": ping\n\n"
@@ -25,8 +26,26 @@ def event(body: bytes, name: str | None = None) -> bytes:
     return b"data: " + body + b"\n\n" if name is None else b"event: %s\ndata: %s\n\n" % (name.encode(), body)
 
 
+class ChunkFrame:
+    """The chunks of one stream of OpenAI's: what they all share is encoded once, ahead of the first."""
+
+    def __init__(self, shared: Mapping[str, object], null_usage: bool) -> None:
+        """`shared` is a chunk whose choices are []. `null_usage`: every chunk says that its usage is null."""
+        if null_usage:
+            shared = {**shared, "usage": None}
+        head, _, tail = encode(shared).partition(b'"choices":[]')  # no text holds that: its quotes are escaped
+        self._head = b"data: " + head + b'"choices":['
+        self._tail = b"]" + tail.removesuffix(b"}")
+
+    def event(self, choice: object, extra: Mapping[str, object] | None = None) -> bytes:
+        """A chunk of one choice, with the fields of `extra` beside it."""
+        if not extra:
+            return b"%s%s%s}\n\n" % (self._head, encode(choice), self._tail)
+        return b"%s%s%s,%s\n\n" % (self._head, encode(choice), self._tail, encode(extra)[1:])
+
+
 class EventStream(Response):
-    """`events` yields whole events, each sent by itself. `error_event` spells an error that comes after the head.
+    """`events` yields whole events, one or several at a time. `error_event` spells an error that comes after the head.
 
     `ping_interval`: seconds of silence after which a comment is sent, 0: none. The first of them fixes the status.
     """
@@ -47,6 +66,7 @@ class EventStream(Response):
         self.ping_interval = ping_interval
         self.on_error = on_error
         self.background = None
+        self._pending: asyncio.Task[bytes | None] | None = None  # the next event, while pings fill the silence
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sending = asyncio.create_task(self._send_all(scope, receive, send))
@@ -85,13 +105,11 @@ class EventStream(Response):
             await send({"type": "http.response.body", "body": self.error_event(error), "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    _pending: "asyncio.Task[bytes] | None" = None
-
     async def _next_event(self) -> bytes | None:
         """The next event, a ping where it is late, None at the end."""
         if not self.ping_interval:
             return await anext(self.events, None)
-        pending = self._pending or asyncio.create_task(anext(self.events, None))  # type: ignore[arg-type]
+        pending = self._pending or asyncio.create_task(self._coming())
         self._pending = pending
         try:
             await asyncio.wait({pending}, timeout=self.ping_interval)
@@ -103,8 +121,5 @@ class EventStream(Response):
         self._pending = None
         return pending.result()
 
-
-async def hung_up(receive: Receive) -> None:
-    """Returns when the client is gone. The request's body must have been read."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
+    async def _coming(self) -> bytes | None:
+        return await anext(self.events, None)

@@ -31,28 +31,13 @@ async def tokenize(request: Request) -> Response:
 
 
 async def _tokenized(model: ServedModel, body: TokenizeRequest) -> EngineInput:
-    special = body.add_special_tokens
-    if body.messages is None:
-        if body.prompt is None:
-            raise ApiError("either prompt or messages must be given", param="prompt")
-        tokenizer = model.tokenizer
-        token_ids = await model.in_thread(tokenizer.encode, body.prompt, True if special is None else special)
-        return {"type": "token", "prompt_token_ids": token_ids, "arrival_time": 0.0}
-    fields = {name: getattr(body, name) for name in _CHAT_FIELDS}
-    chat = ChatCompletionRequest(add_special_tokens=special, **fields)
-    return await chat_prompt(model, chat, tokenize_params(chat, model.renderer.default_chat_tok_params))
-
-
-_CHAT_FIELDS = (
-    "messages",
-    "tools",
-    "add_generation_prompt",
-    "continue_final_message",
-    "chat_template",
-    "chat_template_kwargs",
-    "documents",
-    "reasoning_effort",
-)
+    if body.messages:
+        return await chat_prompt(model, body, tokenize_params(body, model.renderer.default_chat_tok_params))
+    if body.prompt is None:
+        raise ApiError("either prompt or messages must be given", param="prompt")
+    special = body.add_special_tokens is not False
+    token_ids = await model.in_thread(model.tokenizer.encode, body.prompt, special)
+    return {"type": "token", "prompt_token_ids": token_ids, "arrival_time": 0.0}
 
 
 async def detokenize(request: Request) -> Response:

@@ -1,0 +1,51 @@
+"""Routes of other engines that no model here can serve: pooling and LoRA adapters. They answer 400 and say so, where a
+404 would read as a wrong address and a 501 would have clients try again.
+"""
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from .errors import ApiError, model_not_found
+from .responses import read_body
+from .server import server_of
+
+POOLING = {
+    "/v1/embeddings": "embeddings",
+    "/score": "score",
+    "/v1/score": "score",
+    "/rerank": "rerank",
+    "/v1/rerank": "rerank",
+    "/v2/rerank": "rerank",
+    "/classify": "classification",
+    "/pooling": "pooling",
+}
+LORA = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
+
+
+class NamedModel(msgspec.Struct, kw_only=True):
+    """Of a body that will be refused, whose model it is for."""
+
+    model: str | None = None
+
+
+async def pooling(request: Request) -> Response:
+    """Refused: the models here generate text."""
+    name = await _model_of(request)
+    what = POOLING[request.scope["route"].path]
+    raise ApiError(f"the model {name!r} does not support the {what} API: it generates text", param="model")
+
+
+async def lora(request: Request) -> Response:
+    """Refused: models are served as they are."""
+    await _model_of(request)
+    raise ApiError("LoRA adapters are not supported: a model is served as it is", param="lora_name")
+
+
+async def _model_of(request: Request) -> str:
+    """The name of the model that is meant, which need not be loaded. Raises ApiError where there is none."""
+    body = await read_body(request, NamedModel)
+    known = [str(entry["id"]) for entry in server_of(request).models.listing()]
+    if body.model and body.model not in known:
+        raise model_not_found(body.model, known)
+    return body.model or known[0]
