@@ -1,18 +1,21 @@
 """The console script `corespan`: the parser, one line for each error, the exit status. Each command has a module."""
 
 import argparse
+import importlib
 import os
 import re
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from .. import __version__
 from ..client.standard_streams import fill_standard_descriptors
 from ..engine.hub import DEFAULT_MODEL, ModelFetchError
 from ..protocol.errors import EngineDeadError
-from . import bench_serve
 from .chat import run_chat
 from .command_parser import CommandParser
+from .completion import SHELLS, completion_script
 from .generate import run_generate
 from .options import add_chat_options, add_engine_options, add_remote_options, add_sampling_options, add_stats_option
 from .terminal import discard_output, note
@@ -26,16 +29,46 @@ environment:
 """
 
 
+@dataclass(frozen=True)
+class LazyCommand:
+    """A command that lives in a module of its own, with `add_arguments(parser)` and `run(options)`."""
+
+    module: str
+    summary: str
+    description: str
+
+    def run(self, options: argparse.Namespace) -> int:
+        return int(importlib.import_module(self.module, __package__).run(options))
+
+
+LAZY_COMMANDS = {
+    "serve": LazyCommand(
+        ".serve_command",
+        "serve a model over HTTP",
+        "Serves a model over HTTP: OpenAI's API at http://localhost:8000/v1.",
+    ),
+    "run-batch": LazyCommand(
+        ".run_batch",
+        "answer the requests of a file",
+        "Answers the requests of an OpenAI batch file, each as the server would.",
+    ),
+    "bench": LazyCommand(
+        ".bench.command", "measure a server, or the engine", "Measures a server, or the engine alone."
+    ),
+}
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; returns the exit status: 0, 1 for an error told in one line, 130 after Ctrl-C."""
     fill_standard_descriptors()
     arguments = sys.argv[1:] if arguments is None else arguments
-    options = build_parser("serve" in arguments, "run-batch" in arguments).parse_args(arguments)
+    wanted = next((each for each in arguments if not each.startswith("-")), "")
+    options = build_parser(wanted).parse_args(arguments)
     if options.command is run_vllm:
         run_vllm(options)
         return 0
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-    if sys.stdout is None and options.command is not run_serve:
+    if sys.stdout is None and options.command != LAZY_COMMANDS["serve"].run:
         note("corespan: error: standard output is closed")
         return 1
     try:
@@ -68,10 +101,11 @@ def as_options(message: str, options: argparse.Namespace) -> str:
     return message
 
 
-def build_parser(with_serve: bool = True, with_batch: bool = True) -> argparse.ArgumentParser:
-    """The parser. What `serve` and `run-batch` have for options takes imports that others do without: on demand."""
+def build_parser(wanted: str | None = None) -> argparse.ArgumentParser:
+    """The parser: of every command, or complete only for the one that is `wanted`, which is quicker."""
     parser = argparse.ArgumentParser(prog="corespan", description="Runs language models on this machine.")
     parser.add_argument("--version", action="version", version=f"corespan {__version__}")
+    parser.add_argument("--completion", action=_Completion, choices=SHELLS, help="print a script that completes words")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND", parser_class=CommandParser)
 
     command = commands.add_parser("pull", help="fetch a model into the cache", description=run_pull.__doc__)
@@ -110,14 +144,8 @@ def build_parser(with_serve: bool = True, with_batch: bool = True) -> argparse.A
     add_sampling_options(command, temperature=0.0, top_p=1.0, max_tokens=256)
     command.set_defaults(command=run_complete, chat=False, system=None, chat_template=None)
 
-    _add_serve_command(commands, with_serve)
-    _add_batch_command(commands, with_batch)
-
-    command = commands.add_parser("bench", help="measure a server", description="Measures a server under load.")
-    kinds = command.add_subparsers(title="what is measured", required=True, metavar="KIND")
-    kind = kinds.add_parser("serve", help="a server that answers streams", description=bench_serve.__doc__)
-    bench_serve.add_arguments(kind)
-    kind.set_defaults(command=bench_serve.run)
+    for name, lazy in LAZY_COMMANDS.items():
+        _add_lazy_command(commands, name, lazy, wanted in (None, name))
 
     command = commands.add_parser("run-vllm", help="run a script written for vLLM", description=run_vllm.__doc__)
     command.add_argument("script", help="a Python file")
@@ -126,48 +154,29 @@ def build_parser(with_serve: bool = True, with_batch: bool = True) -> argparse.A
     return parser
 
 
-def _add_serve_command(commands: "argparse._SubParsersAction[CommandParser]", with_options: bool) -> None:
-    command = commands.add_parser(
-        "serve",
-        help="serve a model over HTTP",
-        description="Serves a model over HTTP: OpenAI's API at http://localhost:8000/v1.",
+def _add_lazy_command(
+    commands: "argparse._SubParsersAction[CommandParser]", name: str, command: LazyCommand, with_options: bool
+) -> None:
+    """A command whose options take imports that others do without. `with_options`: it is the one that is wanted."""
+    parser = commands.add_parser(
+        name,
+        help=command.summary,
+        description=command.description,
         conflict_handler="resolve",  # where server and engine have an option of one name, the server's counts
         epilog=ENVIRONMENT_HELP,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     if with_options:
-        from .serve_command import add_arguments
-
-        add_arguments(command)
-    command.set_defaults(command=run_serve)
+        importlib.import_module(command.module, __package__).add_arguments(parser)
+    parser.set_defaults(command=command.run)
 
 
-def run_serve(options: argparse.Namespace) -> int:
-    from .serve_command import run
+class _Completion(argparse.Action):
+    """Prints the script and ends."""
 
-    return run(options)
-
-
-def _add_batch_command(commands: "argparse._SubParsersAction[CommandParser]", with_options: bool) -> None:
-    command = commands.add_parser(
-        "run-batch",
-        help="answer the requests of a file",
-        description="Answers the requests of an OpenAI batch file, each as the server would.",
-        conflict_handler="resolve",
-        epilog=ENVIRONMENT_HELP,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    if with_options:
-        from .run_batch import add_arguments
-
-        add_arguments(command)
-    command.set_defaults(command=run_batch)
-
-
-def run_batch(options: argparse.Namespace) -> int:
-    from .run_batch import run
-
-    return run(options)
+    def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option: str | None = None) -> None:
+        print(completion_script(build_parser(), str(values)), end="")
+        parser.exit()
 
 
 def run_complete(options: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""`corespan bench serve`: load on an OpenAI-compatible server, and what it answered how fast, in vLLM's terms."""
+"""Measures an OpenAI-compatible server under load: how much it answers, and how fast."""
 
 import argparse
 import asyncio
@@ -6,188 +6,219 @@ import json
 import os
 import random
 import time
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
-METRICS = ("ttft", "tpot", "itl", "e2el")
+from . import datasets
+from .client import Target, Timing
+from .datasets import Sample
+from .plot import shares_svg
+from .results import METRICS, details, distributions, figures
+
+SUMMARY = "a server that answers streams"
+_CHAT = "openai-chat"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--backend", choices=["openai", "openai-chat"], default="openai", help="completions or chats [%(default)s]")
-    add("--base-url", default="http://localhost:8000", help="the server, without /v1 [%(default)s]")
-    add("--model", required=True, metavar="NAME", help="the model as the server names it")
-    add("--dataset-name", choices=["random", "custom"], default="random", help="where prompts come from [%(default)s]")
-    add("--dataset-path", metavar="FILE", help='custom: a JSON object a line, with "prompt"')
-    add("--random-input-len", type=int, default=1024, metavar="N", help="random: tokens of a prompt [%(default)s]")
-    add("--random-output-len", type=int, default=128, metavar="N", help="tokens of an answer [%(default)s]")
-    add("--num-prompts", type=int, default=1000, metavar="N", help="requests [%(default)s]")
+    add = parser.add_argument_group("the server").add_argument
+    add("--backend", choices=["openai", "vllm", _CHAT], default="openai", help=f"{_CHAT}: chats [completions]")
+    add("--base-url", metavar="URL", help="the server, without /v1 [of --host and --port]")
+    add("--host", default="localhost", help="where the server is [%(default)s]")
+    add("--port", type=int, default=8000, help="its port [%(default)s]")
+    add("--endpoint", metavar="PATH", help="the route [the backend's]")
+    add("--model", metavar="NAME", help="the model as the server names it [its first]")
+    add("--header", nargs="*", default=[], metavar="NAME=VALUE", help="headers of every request")
+    add("--ready-check-timeout-sec", type=float, default=0.0, metavar="S", help="wait so long for the server")
+    datasets.add_arguments(parser, input_len=1024, num_prompts=1000)
+    add = parser.add_argument_group("requests").add_argument
+    add("--temperature", type=float, default=0.0, metavar="T", help="[%(default)s]")
+    add("--top-p", type=float, metavar="P", help="[the server's]")
+    add("--top-k", type=int, metavar="K", help="[the server's]")
+    add("--ignore-eos", action="store_true", help="answers go on to their whole length")
+    add("--extra-body", type=json.loads, default={}, metavar="JSON", help="more fields of every request")
+    add("--seed", type=int, default=0, metavar="N", help="of prompts and arrivals [%(default)s]")
+    add = parser.add_argument_group("load").add_argument
     add("--request-rate", type=float, default=float("inf"), metavar="R", help="requests a second [all at once]")
     add("--burstiness", type=float, default=1.0, metavar="B", help="1: Poisson; less: bursts; more: even [%(default)s]")
+    add("--ramp-up-strategy", choices=["linear", "exponential"], help="let the rate grow over the run")
+    add("--ramp-up-start-rps", type=float, metavar="R", help="requests a second at its beginning")
+    add("--ramp-up-end-rps", type=float, metavar="R", help="and at its end")
     add("--max-concurrency", type=int, metavar="N", help="requests in flight at a time [no limit]")
-    add("--ignore-eos", action="store_true", help="answers go on to their whole length")
-    add("--metric-percentiles", default="99", metavar="P,...", help="percentiles to tell [%(default)s]")
-    add("--seed", type=int, default=0, metavar="N", help="of prompts and arrivals [%(default)s]")
+    add("--num-warmups", type=int, default=0, metavar="N", help="requests before it counts [%(default)s]")
+    add("--profile", action="store_true", help="have the server write a profile (it needs --enable-admin)")
+    add = parser.add_argument_group("result").add_argument
+    add("--percentile-metrics", default=",".join(METRICS), metavar="M,...", help="what is told [%(default)s]")
+    add("--metric-percentiles", default="99", metavar="P,...", help="and which percentiles of it [%(default)s]")
+    add("--goodput", nargs="*", default=[], metavar="M:MS", help="limits on ttft, tpot or e2el, e.g. ttft:200")
+    add("--label", metavar="TEXT", help="a name for the run, told in the result")
+    add("--metadata", nargs="*", default=[], metavar="NAME=VALUE", help="more to tell in the result")
     add("--save-result", action="store_true", help="write the result as JSON")
-    add("--result-filename", default="bench.json", metavar="FILE", help="where to [%(default)s]")
-
-
-@dataclass
-class Timing:
-    """One answer; times in seconds. `error` says why there is none."""
-
-    ttft: float = 0.0
-    latency: float = 0.0
-    gaps: list[float] = field(default_factory=list)
-    num_input: int = 0
-    num_output: int = 0
-    error: str | None = None
+    add("--save-detailed", action="store_true", help="with every request's own figures")
+    add("--append-result", action="store_true", help="behind those in the file, a line each")
+    add("--result-dir", default=".", metavar="FOLDER", help="where to [%(default)s]")
+    add("--result-filename", default="bench.json", metavar="FILE", help="under which name [%(default)s]")
+    add("--plot", metavar="FILE", help="draw the distributions as SVG")
 
 
 def run(options: argparse.Namespace) -> int:
     """Raises ValueError for options that make no sense, OSError for files that cannot be read or written."""
-    if options.num_prompts < 1 or not options.request_rate > 0 or not options.burstiness > 0:
-        raise ValueError("--num-prompts, --request-rate and --burstiness must be above 0")
-    if options.max_concurrency is not None and options.max_concurrency < 1:
-        raise ValueError(f"--max-concurrency must be at least 1, got {options.max_concurrency}")
+    _check(options)
     percentiles = [float(each) for each in options.metric_percentiles.split(",")]
-    timings, duration = asyncio.run(_load(options))
-    result = figures(timings, duration, percentiles)
+    metrics = _known_metrics(options.percentile_metrics.split(","))
+    goodput = {name: float(limit) for name, limit in _pairs(options.goodput, ":", "--goodput").items()}
+    _known_metrics(goodput)
+    timings, duration, model = asyncio.run(Load(options).run())
+    result = _described(options, model) | figures(timings, duration, percentiles, metrics, goodput)
     for name, value in result.items():
         print(f"{name:32} {value:.2f}" if isinstance(value, float) else f"{name:32} {value}")
     if errors := {timing.error for timing in timings if timing.error}:
         print("errors:", "; ".join(sorted(errors)[:3]))
-    if options.save_result:
-        Path(options.result_filename).write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    if options.save_result or options.save_detailed or options.append_result:
+        _save(options, result | details(timings) if options.save_detailed else result)
+    if options.plot:
+        good = [timing for timing in timings if timing.error is None]
+        title = f"{model}: {result['output_throughput']:.0f} tokens/s, share of requests by latency"
+        Path(options.plot).write_text(shares_svg(title, distributions(good)), encoding="utf-8")
     return 0 if result["completed"] else 1
 
 
-def prompts_of(options: argparse.Namespace) -> list[Any]:
-    """Texts, or token ids where completions are asked for at random."""
-    source = random.Random(options.seed)
-    if options.dataset_name == "custom":
-        if options.dataset_path is None:
-            raise ValueError("--dataset-name custom needs --dataset-path")
-        lines = Path(options.dataset_path).read_text(encoding="utf-8").splitlines()
-        known = [json.loads(line)["prompt"] for line in lines if line.strip()]
-        return [known[number % len(known)] for number in range(options.num_prompts)]
-    drawn = [[source.randrange(10, 250) for _ in range(options.random_input_len)] for _ in range(options.num_prompts)]
-    return drawn if options.backend == "openai" else [" ".join(map(str, each)) for each in drawn]
+def _check(options: argparse.Namespace) -> None:
+    if not options.request_rate > 0 or not options.burstiness > 0:
+        raise ValueError("--request-rate and --burstiness must be above 0")
+    if options.max_concurrency is not None and options.max_concurrency < 1:
+        raise ValueError(f"--max-concurrency must be at least 1, got {options.max_concurrency}")
+    ramp = (options.ramp_up_start_rps, options.ramp_up_end_rps)
+    if options.ramp_up_strategy is not None and not all(rate is not None and rate > 0 for rate in ramp):
+        raise ValueError("--ramp-up-strategy needs --ramp-up-start-rps and --ramp-up-end-rps above 0")
 
 
-async def _load(options: argparse.Namespace) -> tuple[list[Timing], float]:
-    prompts, arrivals = prompts_of(options), random.Random(options.seed)
-    slots = asyncio.Semaphore(options.max_concurrency or len(prompts))
-
-    async def one(prompt: Any) -> Timing:
-        async with slots:
-            return await _ask(options, prompt)
-
-    began, tasks = time.perf_counter(), []
-    due = began
-    for prompt in prompts:
-        tasks.append(asyncio.create_task(one(prompt)))
-        if options.request_rate != float("inf"):
-            due += arrivals.gammavariate(options.burstiness, 1 / (options.request_rate * options.burstiness))
-            await asyncio.sleep(max(due - time.perf_counter(), 0))
-    timings = await asyncio.gather(*tasks)
-    return timings, time.perf_counter() - began
+def _known_metrics(names: Sequence[str] | dict[str, float]) -> list[str]:
+    if unknown := set(names) - set(METRICS):
+        raise ValueError(f"no such metric: {', '.join(sorted(unknown))}; there are {', '.join(METRICS)}")
+    return list(names)
 
 
-async def _ask(options: argparse.Namespace, prompt: Any) -> Timing:
-    chat = options.backend == "openai-chat"
-    body: dict[str, Any] = {"messages": [{"role": "user", "content": prompt}]} if chat else {"prompt": prompt}
-    body |= {"model": options.model, "max_tokens": options.random_output_len, "temperature": 0}
-    body |= {"stream": True, "stream_options": {"include_usage": True}}
-    if options.ignore_eos:
-        body["ignore_eos"] = True
-    timing, began = Timing(), time.perf_counter()
-    last = began
-    try:
-        async for event in _events(options.base_url, "/v1/chat/completions" if chat else "/v1/completions", body):
-            if "error" in event:
-                raise OSError(str(event["error"]))
-            if usage := event.get("usage"):
-                timing.num_input, timing.num_output = usage["prompt_tokens"], usage["completion_tokens"]
-            if any(choice.get("text") or (choice.get("delta") or {}).get("content") for choice in event["choices"]):
-                now = time.perf_counter()
-                if timing.ttft:
-                    timing.gaps.append(now - last)
-                else:
-                    timing.ttft = now - began
-                last = now
-        timing.latency = last - began
-        if not timing.ttft:
-            timing.error = "an answer without text"
-    except (OSError, EOFError, ValueError) as error:
-        timing.error = str(error) or type(error).__name__
-    return timing
+def _pairs(given: Sequence[str], separator: str, option: str) -> dict[str, str]:
+    pairs = {}
+    for each in given:
+        name, found, value = each.partition(separator)
+        if not found:
+            raise ValueError(f"{option} takes NAME{separator}VALUE, got {each!r}")
+        pairs[name] = value
+    return pairs
 
 
-async def _events(base_url: str, path: str, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-    """The events of a streamed answer. Raises OSError for a refusal."""
-    url = urlsplit(base_url)
-    secure = url.scheme == "https"
-    reader, writer = await asyncio.open_connection(
-        url.hostname, url.port or (443 if secure else 80), ssl=secure or None
-    )
-    content = json.dumps(body).encode()
-    key = os.environ.get("OPENAI_API_KEY", "EMPTY")
-    head = f"POST {url.path.rstrip('/')}{path} HTTP/1.1\r\nHost: {url.netloc}\r\nAuthorization: Bearer {key}\r\n"
-    head += f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\nConnection: close\r\n\r\n"
-    try:
-        writer.write(head.encode() + content)
-        answer = (await reader.readuntil(b"\r\n\r\n")).lower()
-        if answer.split()[1] != b"200":
-            raise OSError(f"{answer.split()[1].decode()}: {(await reader.read(300)).decode(errors='replace')}")
-        rest = b""
-        async for part in _parts(reader, b"transfer-encoding: chunked" in answer):
-            *lines, rest = (rest + part).split(b"\n")
-            for line in lines:
-                if line.startswith(b"data:") and b"[DONE]" not in line[:14]:
-                    yield json.loads(line[5:])
-    finally:
-        writer.close()
+class Load:
+    """One run: its requests, when they are sent, what came back."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.chat = options.backend == _CHAT
+        self.path = options.endpoint or ("/v1/chat/completions" if self.chat else "/v1/completions")
+        key = os.environ.get("OPENAI_API_KEY", "EMPTY")
+        headers = {"Authorization": f"Bearer {key}"} | _pairs(options.header, "=", "--header")
+        self.target = Target(options.base_url or f"http://{options.host}:{options.port}", headers)
+        self.samples = datasets.samples_of(options, options.seed)
+
+    async def run(self) -> tuple[list[Timing], float, str]:
+        """The answers' timings, the seconds of the whole run, the model's name. Raises OSError without a server."""
+        options = self.options
+        await self._wait_ready(options.ready_check_timeout_sec)
+        model = options.model or await self._first_model()
+        for _ in range(options.num_warmups):
+            await self._ask(model, self.samples[0])
+        if options.profile:
+            await self.target.request("POST", "/start_profile")
+        slots = asyncio.Semaphore(options.max_concurrency or len(self.samples))
+
+        async def one(sample: Sample) -> Timing:
+            async with slots:
+                return await self._ask(model, sample)
+
+        began, tasks = time.perf_counter(), []
+        for sample, due in zip(self.samples, self._arrivals(), strict=True):
+            if (wait := began + due - time.perf_counter()) > 0:
+                await asyncio.sleep(wait)
+            tasks.append(asyncio.create_task(one(sample)))
+        timings = await asyncio.gather(*tasks)
+        duration = time.perf_counter() - began
+        if options.profile:
+            await self.target.request("POST", "/stop_profile")
+        return timings, duration, model
+
+    def _arrivals(self) -> Iterator[float]:
+        """Seconds from the beginning at which each request is sent."""
+        source, due = random.Random(self.options.seed), 0.0
+        for number in range(len(self.samples)):
+            yield due
+            rate = self._rate_at(number / max(len(self.samples) - 1, 1))
+            if rate != float("inf"):
+                due += source.gammavariate(self.options.burstiness, 1 / (rate * self.options.burstiness))
+
+    def _rate_at(self, progress: float) -> float:
+        options = self.options
+        start, end = options.ramp_up_start_rps, options.ramp_up_end_rps
+        if options.ramp_up_strategy == "linear":
+            return float(start + (end - start) * progress)
+        if options.ramp_up_strategy == "exponential":
+            return float(start * (end / start) ** progress)
+        return float(options.request_rate)
+
+    async def _ask(self, model: str, sample: Sample) -> Timing:
+        prompt, options = sample.prompt, self.options
+        body: dict[str, Any] = {"prompt": prompt}
+        if self.chat:
+            text = prompt if isinstance(prompt, str) else " ".join(map(str, prompt))
+            body = {"messages": [{"role": "user", "content": text}]}
+        body |= {"model": model, "max_tokens": sample.output_len, "temperature": options.temperature}
+        body |= {"stream": True, "stream_options": {"include_usage": True}}
+        given = {"top_p": options.top_p, "top_k": options.top_k, "ignore_eos": options.ignore_eos or None}
+        body |= {name: value for name, value in given.items() if value is not None}
+        return await self.target.ask(self.path, body | options.extra_body)
+
+    async def _wait_ready(self, seconds: float) -> None:
+        """Raises OSError where the server is not ready by then."""
+        deadline = time.perf_counter() + seconds
+        while seconds:
+            try:
+                status, _ = await self.target.request("GET", "/health")
+                if status == 200:
+                    return
+                reason = f"it answers {status}"
+            except (OSError, EOFError) as error:
+                reason = str(error)
+            if time.perf_counter() > deadline:
+                raise OSError(f"the server is not ready after {seconds:g} s: {reason}")
+            await asyncio.sleep(0.2)
+
+    async def _first_model(self) -> str:
+        status, body = await self.target.request("GET", "/v1/models")
+        listing = json.loads(body).get("data") if status == 200 else None
+        if not listing:
+            raise OSError(f"/v1/models answers {status} and names no model; give --model")
+        return str(listing[0]["id"])
 
 
-async def _parts(reader: asyncio.StreamReader, chunked: bool) -> AsyncIterator[bytes]:
-    while chunked and (size := int((await reader.readline()).split(b";")[0], 16)):
-        yield (await reader.readexactly(size + 2))[:-2]
-    while not chunked and (part := await reader.read(65536)):
-        yield part
-
-
-def figures(timings: Sequence[Timing], duration: float, percentiles: Sequence[float]) -> dict[str, Any]:
-    """vLLM's result fields; times in ms. TPOT is the time behind the first token over the tokens behind it."""
-    import numpy as np
-
-    good = [timing for timing in timings if timing.error is None]
-    num_input, num_output = sum(each.num_input for each in good), sum(each.num_output for each in good)
-    result: dict[str, Any] = {
-        "completed": len(good),
-        "failed": len(timings) - len(good),
-        "duration": duration,
-        "total_input_tokens": num_input,
-        "total_output_tokens": num_output,
-        "request_throughput": len(good) / duration,
-        "output_throughput": num_output / duration,
-        "total_token_throughput": (num_input + num_output) / duration,
+def _described(options: argparse.Namespace, model: str) -> dict[str, Any]:
+    return {
+        "date": time.strftime("%Y%m%d-%H%M%S"),
+        "backend": options.backend,
+        "label": options.label,
+        "model_id": model,
+        "num_prompts": options.num_prompts,
+        **_pairs(options.metadata, "=", "--metadata"),
+        "request_rate": options.request_rate if options.request_rate != float("inf") else "inf",
+        "burstiness": options.burstiness,
+        "max_concurrency": options.max_concurrency,
     }
-    several = [each for each in good if each.num_output > 1]
-    seconds = {
-        "ttft": [each.ttft for each in good],
-        "tpot": [(each.latency - each.ttft) / (each.num_output - 1) for each in several],
-        "itl": [gap for each in good for gap in each.gaps],
-        "e2el": [each.latency for each in good],
-    }
-    for name in METRICS:
-        values = np.array(seconds[name] or [0.0]) * 1000
-        result[f"mean_{name}_ms"] = float(values.mean())
-        result[f"median_{name}_ms"] = float(np.median(values))
-        result[f"std_{name}_ms"] = float(values.std())
-        for percentile in percentiles:
-            result[f"p{percentile:g}_{name}_ms"] = float(np.percentile(values, percentile))
-    return result
+
+
+def _save(options: argparse.Namespace, result: dict[str, Any]) -> None:
+    path = Path(options.result_dir) / options.result_filename
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if options.append_result:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(result) + "\n")
+    else:
+        path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
