@@ -126,7 +126,7 @@ class EngineCore:
 
     def add_prepared_request(self, request: Request) -> None:
         """Like `add_request`, after `preprocess_add_request`."""
-        known = self.scheduler.requests.get(request.request_id)
+        known = self.scheduler.table.requests.get(request.request_id)
         if known is not None and not known.resumable:
             raise DuplicateRequestError(f"a request with id {request.client_request_id!r} is in flight")
         try:
@@ -146,13 +146,13 @@ class EngineCore:
 
     def abort_client_requests(self, client_index: int) -> None:
         """Frees what the requests of a client hold that has gone away."""
-        requests = self.scheduler.requests.values()
+        requests = self.scheduler.table.requests.values()
         core_ids = [request.request_id for request in requests if request.client_index == client_index]
         self.scheduler.finish_requests(core_ids, RequestStatus.FINISHED_ABORTED)
 
     def abort_all_requests(self) -> None:
         """Ends every request, with an output that says so."""
-        requests = list(self.scheduler.requests.values())
+        requests = list(self.scheduler.table.requests.values())
         self.scheduler.finish_requests(None, RequestStatus.FINISHED_ABORTED)
         self._emit_finished(requests, FinishReason.ABORT)
 
@@ -250,7 +250,7 @@ class EngineCore:
             raise ValueError(f"pause mode is {mode!r}; it must be one of {', '.join(PAUSE_MODES)}")
         if mode == "abort":
             self.abort_all_requests()
-        self.scheduler.set_pause_state(PauseState.PAUSED_ALL if mode == "keep" else PauseState.PAUSED_NEW)
+        self.scheduler.pause_state = PauseState.PAUSED_ALL if mode == "keep" else PauseState.PAUSED_NEW
 
         def paused() -> None:
             if clear_cache:
@@ -266,7 +266,7 @@ class EngineCore:
         for _, done in self._idle_actions:
             done.set_exception(RuntimeError("resumed before everything in flight had finished"))
         self._idle_actions.clear()
-        self.scheduler.set_pause_state(PauseState.UNPAUSED)
+        self.scheduler.pause_state = PauseState.UNPAUSED
 
     def is_scheduler_paused(self) -> bool:
         return self.scheduler.pause_state is not PauseState.UNPAUSED

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ...protocol.config import VllmConfig
-from ..scheduler.output import ModelRunnerOutput, SchedulerOutput
+from ..scheduler.runner_messages import ModelRunnerOutput, SchedulerOutput
 
 
 class Executor(ABC):

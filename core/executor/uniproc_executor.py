@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ...protocol.config import VllmConfig
-from ..scheduler.output import ModelRunnerOutput, SchedulerOutput
+from ..scheduler.runner_messages import ModelRunnerOutput, SchedulerOutput
 from ..worker.worker import Worker
 from .abstract import Executor
 

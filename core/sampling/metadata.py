@@ -9,7 +9,7 @@ from ...protocol.config import VllmConfig
 from ...protocol.param_checks import below_vocab
 from ...protocol.params import SamplingParams, SamplingType
 from ..kernels.sampling import DrawParams
-from ..scheduler.output import NewRequestData
+from ..scheduler.runner_messages import NewRequestData
 from . import noise
 from .logits_processors.builtin import BUILTIN_PROCESSORS
 from .logits_processors.guarded import GuardedProcessor

@@ -1,14 +1,15 @@
-"""Structured outputs as the scheduler deals with them: who waits for a grammar, which tokens are allowed in a step, and
+"""Structured outputs as the scheduler deals with them: whose grammar is ready, which tokens are allowed in a step, and
 whether a sampled token was. The grammars themselves are the structured-output manager's.
 """
 
+from collections.abc import Iterable
 from typing import Protocol
 
 import numpy as np
 
 from ...protocol.errors import text_of
-from .output import SchedulerOutput
 from .request import Request, RequestStatus
+from .runner_messages import SchedulerOutput
 
 
 class GrammarManager(Protocol):
@@ -28,33 +29,21 @@ class GrammarManager(Protocol):
 
 
 class GrammarGate:
-    """Holds the requests whose grammar is being compiled."""
+    """The scheduler's questions to the manager; None where there is no manager, and then no request has a grammar."""
 
     def __init__(self, manager: GrammarManager | None) -> None:
         self._manager = manager
-        self._compiling: dict[str, Request] = {}
 
-    def __len__(self) -> int:
-        return len(self._compiling)
-
-    def add(self, request: Request) -> None:
-        self._compiling[request.request_id] = request
-
-    def remove(self, request: Request) -> None:
-        self._compiling.pop(request.request_id, None)
-
-    def poll(self) -> tuple[list[Request], list[tuple[Request, str]]]:
-        """Let go the requests that need wait no longer: those with a grammar, and those whose grammar failed."""
+    def poll(self, compiling: Iterable[Request]) -> tuple[list[Request], list[tuple[Request, str]]]:
+        """Those of the requests that need wait no longer: with a grammar, and with the error that took its place."""
         ready: list[Request] = []
         failed: list[tuple[Request, str]] = []
-        for request in self._compiling.values():
+        for request in compiling:
             try:
                 if self._the_manager.is_grammar_ready(request):
                     ready.append(request)
             except BaseException as error:  # whatever a grammar compiler raises is this request's fault alone
                 failed.append((request, text_of(error)))
-        for request in [*ready, *(request for request, _ in failed)]:
-            del self._compiling[request.request_id]
         return ready, failed
 
     def constrain(self, output: SchedulerOutput, requests: list[Request]) -> None:

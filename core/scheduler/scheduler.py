@@ -4,27 +4,34 @@ Owned by `EngineCore`, called by its busy loop only: `schedule()`, then the mode
 belongs to every `schedule()`, also to one that planned nothing.
 """
 
+import logging
+from collections.abc import Iterable
+
 from ...protocol.config import VllmConfig
 from ...protocol.outputs import EngineCoreOutputs, PrefillStats, SchedulerStats
+from ..kv_cache.kv_cache_manager import KVCacheManager
 from ..speculation.ngram import MAX_STEP_TOKENS, NgramProposer
-from .grammar_gate import GrammarManager
-from .output import ModelRunnerOutput, SchedulerOutput
+from .grammar_gate import GrammarGate, GrammarManager
 from .pause import PauseState
 from .request import Request, RequestStatus
-from .request_ledger import RequestLedger
-from .request_queue import RequestQueue
-from .step_outputs import StepOutputs, row_of
+from .request_table import RequestTable
+from .runner_messages import ModelRunnerOutput, SchedulerOutput
+from .shell_outputs import ShellOutputs, row_of
 from .step_plan import StepPlan
 
+logger = logging.getLogger("corespan.core")
 
-class Scheduler(RequestLedger):
-    """Requests, their order, and the token budget.
+
+class Scheduler:
+    """The policy: the order of requests, the token budget, and who gets blocks. `table` says where each request stands.
 
     Every request just tries to get all its tokens computed, prompt or output alike. Running requests come first, in
-    the order in which they began; then waiting ones enter, each with room for all its tokens so far, so a prompt that
+    the order in which they started; then waiting ones enter, each with room for all its tokens so far, so a prompt that
     is computed in chunks never has to give way for want of blocks it had been promised. When a running request finds no
-    free block, the one that began last (fcfs) or matters least (priority) is preempted: its blocks are freed and its
+    free block, the one that started last (fcfs) or matters least (priority) is preempted: its blocks are freed and its
     tokens computed again later.
+
+    Only running requests hold blocks.
     """
 
     def __init__(
@@ -34,35 +41,138 @@ class Scheduler(RequestLedger):
         structured_output_manager: GrammarManager | None = None,
         log_stats: bool = False,
     ) -> None:
-        super().__init__(vllm_config, num_gpu_blocks, structured_output_manager, log_stats)
-        config = vllm_config.scheduler_config
+        config, cache_config = vllm_config.scheduler_config, vllm_config.cache_config
+        self._max_model_len = config.max_model_len
         self._max_num_batched_tokens = config.max_num_batched_tokens
         self._max_num_seqs = config.max_num_seqs
         self._chunked_prefill = config.enable_chunked_prefill
         self._long_prefill_token_threshold = config.long_prefill_token_threshold
         self._policy = config.policy
-        self._block_size = vllm_config.cache_config.block_size
+        self._block_size = cache_config.block_size
+        self._log_stats = log_stats
+        self.table = RequestTable(config.policy, log_events=log_stats)
+        self.kv_cache_manager = KVCacheManager(
+            num_gpu_blocks, cache_config.block_size, cache_config.enable_prefix_caching
+        )
+        self.pause_state = PauseState.UNPAUSED
+        self._grammars = GrammarGate(structured_output_manager)
         self._proposer = NgramProposer.for_engine(vllm_config)
+        self._num_preemptions = 0  # since the last statistics
+
+    # Requests come and go
+
+    def add_request(self, request: Request) -> None:
+        """Queue a request, or a further piece of prompt for a resumable one that is known by its id.
+
+        Raises ValueError for an id in use and for a prompt that leaves no room for a token.
+        """
+        known = self.table.requests.get(request.request_id)
+        if known is not None and known.resumable:
+            self._extend_session(known, request)
+            return
+        if known is not None:
+            raise ValueError(f"request id {request.request_id!r} is in use")
+        if request.num_prompt_tokens >= self._max_model_len:
+            raise ValueError(
+                f"the prompt has {request.num_prompt_tokens} tokens; with max_model_len {self._max_model_len} "
+                f"it may have at most {self._max_model_len - 1}"
+            )
+        if request.num_tokens > self._max_model_len:
+            raise ValueError(f"the request brings {request.num_tokens} tokens; max_model_len is {self._max_model_len}")
+        request.limit_length(self._max_model_len)
+        self.table.add(request)
+        self._finish_if_complete(request)
+
+    def finish_requests(
+        self, request_ids: Iterable[str] | None, status: RequestStatus = RequestStatus.FINISHED_ABORTED
+    ) -> list[tuple[str, int]]:
+        """End these requests, None: all of them, without an output. Their blocks are free at once.
+
+        Returns (request id, client index) of those that were live; other ids are ignored.
+        """
+        finished = []
+        requests = self.table.requests
+        for request_id in list(requests) if request_ids is None else request_ids:
+            request = requests.get(request_id)
+            if request is not None:
+                self.table.finish(request, status)
+                self.kv_cache_manager.free(request)
+                finished.append((request_id, request.client_index))
+        return finished
+
+    def has_requests(self) -> bool:
+        """Whether a step has anything to do, be it only to pass on what has ended."""
+        return self.table.has_news or self.get_num_unfinished_requests() > 0
+
+    def get_num_unfinished_requests(self) -> int:
+        """Requests that steps can bring forward in the present pause state."""
+        table = self.table
+        if self.pause_state is PauseState.PAUSED_ALL:
+            return 0
+        started = len(table.running) + len(table.preempted)
+        if self.pause_state is PauseState.PAUSED_NEW:
+            return started
+        return started + len(table.waiting) + len(table.compiling)
+
+    def get_request_counts(self) -> tuple[int, int]:
+        """(running, waiting) requests, whatever the pause state."""
+        num_running = len(self.table.running)
+        return num_running, len(self.table.requests) - num_running
+
+    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        """Forget all cached content. False, and nothing done, while a request holds blocks.
+
+        With `reset_running_requests` those that run are preempted first and compute everything again.
+        """
+        if reset_running_requests:
+            for request in reversed(tuple(self.table.running.values())):
+                self._preempt(request)
+        if self.kv_cache_manager.reset_prefix_cache():
+            return True
+        logger.warning("the prefix cache was not reset: %d requests hold blocks of it", len(self.table.running))
+        return False
+
+    def make_stats(self) -> SchedulerStats:
+        """The present state, and the counts since the last call."""
+        num_running, num_waiting = self.get_request_counts()
+        stats = SchedulerStats(
+            num_running_reqs=num_running,
+            num_waiting_reqs=num_waiting,
+            num_skipped_waiting_reqs=len(self.table.compiling) + len(self.table.idle_sessions),
+            kv_cache_usage=self.kv_cache_manager.usage,
+            num_preemptions=self._num_preemptions,
+            prefix_cache_stats=self.kv_cache_manager.take_stats(),
+            spec_decoding_stats=None if self._proposer is None else self._proposer.take_stats(),
+        )
+        self._num_preemptions = 0
+        return stats
 
     # A step, first half
 
     def schedule(self) -> SchedulerOutput:
         """Plan a step. It may be empty."""
-        plan = StepPlan(0 if self._pause_state is PauseState.PAUSED_ALL else self._max_num_batched_tokens)
-        if len(self._grammars):
-            self._admit_compiled()
+        plan = StepPlan(0 if self.pause_state is PauseState.PAUSED_ALL else self._max_num_batched_tokens)
+        if self.table.compiling:
+            self._queue_compiled()
         self._schedule_running(plan)
         if not plan.has_preempted:
             self._schedule_waiting(plan)
-        removed, self._removed_req_ids = self._removed_req_ids, set()
-        output = plan.to_output(removed)
+        output = plan.to_output(self.table.take_removed())
         if plan.constrained:
             self._grammars.constrain(output, plan.constrained)
         return output
 
+    def _queue_compiled(self) -> None:
+        """Queue the requests whose grammar is ready by now; end those whose grammar failed."""
+        ready, failed = self._grammars.poll(self.table.compiling.values())
+        for request in ready:
+            self.table.grammar_ready(request)
+        for request, error in failed:
+            self.table.finish_unseen(request, RequestStatus.FINISHED_ERROR, error)
+
     def _schedule_running(self, plan: StepPlan) -> None:
         block_size = self._block_size
-        for request in tuple(self.running):
+        for request in tuple(self.table.running.values()):
             if plan.budget <= 0:
                 break
             if request.status is not RequestStatus.RUNNING:
@@ -73,75 +183,12 @@ class Scheduler(RequestLedger):
                 if num_new == 0:
                     continue
             end = request.num_computed_tokens + num_new
-            # A single token matters to the cache only where it fills a block or begins one.
+            # Decode fast path: allocate only where this token starts a block, hash only where it completes one.
             if (num_new > 1 or end % block_size <= 1) and not self._allocate(request, end, plan):
                 continue
             if self._proposer is not None and num_new == 1:
                 num_new += self._add_draft(request, end, plan)
             plan.add(request, num_new)
-
-    def _add_draft(self, request: Request, end: int, plan: StepPlan) -> int:
-        """Put a draft behind the request's last token, if one is at hand and costs nobody anything; its length."""
-        assert self._proposer is not None
-        room = min(MAX_STEP_TOKENS - max(len(self.running), sum(plan.num_tokens.values()) + 1), plan.budget - 1)
-        draft = self._proposer.propose(request, room)
-        if not draft:
-            return 0
-        new_blocks = self.kv_cache_manager.allocate_slots(request, end + len(draft), keep_free=len(self.running))
-        if new_blocks is None:
-            return 0
-        if new_blocks:
-            plan.new_blocks.setdefault(request.request_id, []).extend(new_blocks)
-        plan.drafts[request.request_id] = draft
-        return len(draft)
-
-    def _schedule_waiting(self, plan: StepPlan) -> None:
-        while plan.budget > 0 and len(self.running) < self._max_num_seqs:
-            queue = self._next_queue()
-            request = queue.peek() if queue is not None else None
-            if queue is None or request is None:
-                break
-            if not self.kv_cache_manager.can_ever_hold(request.num_tokens):
-                self._end_for_size(request)
-            elif self._admit(request, plan):
-                queue.pop()
-                self._start(request)
-            else:
-                break
-
-    def _next_queue(self) -> RequestQueue | None:
-        """Where the next request comes from: preempted ones have begun and may go on while new ones are held."""
-        preempted = self.preempted.peek()
-        if self._pause_state is not PauseState.UNPAUSED:
-            return self.preempted if preempted is not None else None
-        waiting = self.waiting.peek()
-        if preempted is None:
-            return self.waiting
-        if waiting is None or self._order_key(preempted) < self._order_key(waiting):
-            return self.preempted
-        return self.waiting
-
-    def _admit(self, request: Request, plan: StepPlan) -> bool:
-        """Put a request into the plan; False when the blocks or the budget do not suffice."""
-        cached_blocks = self.kv_cache_manager.get_computed_blocks(request)
-        num_cached = len(cached_blocks) * self._block_size
-        num_new = self._chunk(request.num_tokens - num_cached, plan.budget)
-        if num_new == 0:
-            return False
-        # One block is left for each request that runs, lest the newcomer be preempted by their next tokens.
-        keep_free = len(self.running)
-        if self.kv_cache_manager.allocate_slots(request, request.num_tokens, cached_blocks, keep_free) is None:
-            return False
-        self.kv_cache_manager.cache_blocks(request, num_cached + num_new)
-        request.num_computed_tokens = num_cached
-        if request.status is not RequestStatus.PREEMPTED:
-            self.kv_cache_manager.record_lookup(request.num_tokens, num_cached)
-            if request.num_output_tokens == 0:  # one that moved here from a dead core has been counted
-                num_prompt = request.num_prompt_tokens
-                request.prefill_stats = PrefillStats(num_prompt, min(num_cached, num_prompt))
-        plan.entering.append(request)
-        plan.add(request, num_new)
-        return True
 
     def _chunk(self, num_tokens: int, budget: int) -> int:
         """How many of these tokens the step takes; 0 when it has no room and they may not be split."""
@@ -156,9 +203,8 @@ class Scheduler(RequestLedger):
 
         False when the request itself had to go.
         """
-        kv_cache_manager = self.kv_cache_manager
-        while (block_ids := kv_cache_manager.allocate_slots(request, end)) is None:
-            victim = self.running[-1] if self._policy == "fcfs" else max(self.running, key=self._order_key)
+        while (block_ids := self.kv_cache_manager.allocate_slots(request, end)) is None:
+            victim = self._preemption_victim()
             plan.drop(victim)
             plan.has_preempted = True
             self._preempt(victim)
@@ -166,17 +212,84 @@ class Scheduler(RequestLedger):
                 return False
         if block_ids:
             plan.new_blocks[request.request_id] = block_ids
-        kv_cache_manager.cache_blocks(request, end)
+        self.kv_cache_manager.cache_blocks(request, end)
         return True
 
-    def _admit_compiled(self) -> None:
-        """Queue the requests whose grammar is there by now, each in its old place; end those whose grammar failed."""
-        ready, failed = self._grammars.poll()
-        for request in ready:
-            request.status = RequestStatus.WAITING
-            self.waiting.add(request)
-        for request, error in failed:
-            self._end_unrun(request, RequestStatus.FINISHED_ERROR, error)
+    def _preemption_victim(self) -> Request:
+        running = self.table.running.values()
+        return next(reversed(running)) if self._policy == "fcfs" else max(running, key=self.table.order_key)
+
+    def _preempt(self, request: Request) -> None:
+        """Take everything computed from a running request and let it wait for its turn to come again."""
+        self.kv_cache_manager.revoke(request.request_id)
+        self.kv_cache_manager.free(request)
+        request.reset_progress()
+        self.table.preempt(request)
+        self._num_preemptions += 1
+
+    def _add_draft(self, request: Request, end: int, plan: StepPlan) -> int:
+        """Put a draft behind the request's last token, if one is at hand and costs nobody anything; its length."""
+        assert self._proposer is not None
+        num_running = len(self.table.running)
+        room = min(MAX_STEP_TOKENS - max(num_running, sum(plan.num_tokens.values()) + 1), plan.budget - 1)
+        draft = self._proposer.propose(request, room)
+        if not draft:
+            return 0
+        new_blocks = self.kv_cache_manager.allocate_slots(request, end + len(draft), keep_free=num_running)
+        if new_blocks is None:
+            return 0
+        if new_blocks:
+            plan.new_blocks.setdefault(request.request_id, []).extend(new_blocks)
+        plan.drafts[request.request_id] = draft
+        return len(draft)
+
+    def _schedule_waiting(self, plan: StepPlan) -> None:
+        while plan.budget > 0 and len(self.table.running) < self._max_num_seqs:
+            request = self._next_waiting()
+            if request is None:
+                break
+            if not self.kv_cache_manager.can_ever_hold(request.num_tokens):
+                self._reject_too_large(request)
+            elif self._admit(request, plan):
+                self.table.start(request)
+            else:
+                break
+
+    def _next_waiting(self) -> Request | None:
+        """Whose turn it is to enter: preempted requests have started and may go on while new ones are held."""
+        preempted = self.table.preempted.peek()
+        if self.pause_state is not PauseState.UNPAUSED:
+            return preempted
+        candidates = [request for request in (preempted, self.table.waiting.peek()) if request is not None]
+        return min(candidates, key=self.table.order_key, default=None)
+
+    def _reject_too_large(self, request: Request) -> None:
+        """No cache of this size can hold it: it would wait for ever, and hold up all behind it."""
+        capacity = self.kv_cache_manager.capacity
+        message = f"the request needs room for {request.num_tokens} tokens; the whole KV cache holds {capacity}"
+        self.table.finish_unseen(request, RequestStatus.FINISHED_ERROR, message)
+
+    def _admit(self, request: Request, plan: StepPlan) -> bool:
+        """Put a request into the plan; False when the blocks or the budget do not suffice."""
+        cached_blocks = self.kv_cache_manager.get_computed_blocks(request)
+        num_cached = len(cached_blocks) * self._block_size
+        num_new = self._chunk(request.num_tokens - num_cached, plan.budget)
+        if num_new == 0:
+            return False
+        # Watermark: one free block per running request, so that admission does not cause an immediate preemption.
+        keep_free = len(self.table.running)
+        if self.kv_cache_manager.allocate_slots(request, request.num_tokens, cached_blocks, keep_free) is None:
+            return False
+        self.kv_cache_manager.cache_blocks(request, num_cached + num_new)
+        request.num_computed_tokens = num_cached
+        if request.status is not RequestStatus.PREEMPTED:
+            self.kv_cache_manager.record_lookup(request.num_tokens, num_cached)
+            if request.num_output_tokens == 0:  # one that moved here from a dead core has been counted
+                num_prompt = request.num_prompt_tokens
+                request.prefill_stats = PrefillStats(num_prompt, min(num_cached, num_prompt))
+        plan.entering.append(request)
+        plan.add(request, num_new)
+        return True
 
     # A step, second half
 
@@ -187,48 +300,40 @@ class Scheduler(RequestLedger):
 
         Requests that were finished or preempted since `schedule()` are passed over.
         """
-        outputs = StepOutputs()
+        outputs = ShellOutputs()
         if runner_output.failed_reqs:
             self._fail(scheduler_output, runner_output.failed_reqs)
         self.kv_cache_manager.commit()
-        for ended in self._ended_unrun:
-            outputs.add(ended, [])
-        self._ended_unrun.clear()
+        for finished in self.table.take_finished_unseen():
+            outputs.add(finished, [])
         if runner_output.prompt_logprobs:
             self._keep_prompt_logprobs(runner_output)
-        has_ended = False
         logprobs, drafts = runner_output.logprobs, scheduler_output.drafts
-        requests, token_ids = self.requests, runner_output.sampled_token_ids
+        running, token_ids = self.table.running, runner_output.sampled_token_ids
         for row, request_id in enumerate(runner_output.req_ids):
-            request = requests.get(request_id)
-            if request is None or request.status is not RequestStatus.RUNNING:
+            request = running.get(request_id)
+            if request is None:
                 continue
             token_id = token_ids[row]
             stopped = request.append_output_token(token_id)
             if request_id in drafts:
                 following = runner_output.further_token_ids.get(request_id, [])
                 stopped = self._take_in_draft(request, len(drafts[request_id]), following, stopped, outputs)
-                if stopped:
-                    has_ended = True
-                    self._end_run(request)
-                continue
-            if request.use_structured_output and not stopped:
-                stopped = not self._grammars.accept(request, token_id)
-            if request.num_logprobs is not None and logprobs is not None:
-                outputs.add(request, [token_id], row_of(logprobs, row, request.num_logprobs))
-            elif stopped or request.events or request.prefill_stats is not None or request.generation:
-                outputs.add(request, [token_id])
             else:
-                outputs.add_token(request, token_id)
+                if request.use_structured_output and not stopped:
+                    stopped = not self._grammars.accept(request, token_id)
+                if request.num_logprobs is not None and logprobs is not None:
+                    outputs.add(request, [token_id], row_of(logprobs, row, request.num_logprobs))
+                elif stopped or request.events or request.prefill_stats is not None or request.generation:
+                    outputs.add(request, [token_id])
+                else:
+                    outputs.add_token(request, token_id)
             if stopped:
-                has_ended = True
-                self._end_run(request)
-        if has_ended:
-            self._drop_ended_from_running()
+                self._finish_running(request)
         return outputs.build(self.make_stats() if self._log_stats else None)
 
     def _take_in_draft(
-        self, request: Request, num_drafted: int, following: list[int], stopped: bool, outputs: StepOutputs
+        self, request: Request, num_drafted: int, following: list[int], stopped: bool, outputs: ShellOutputs
     ) -> bool:
         """The tokens `following` the one just appended, as far as the request goes; whether it has ended."""
         assert self._proposer is not None
@@ -244,17 +349,11 @@ class Scheduler(RequestLedger):
         outputs.add(request, new_token_ids)
         return stopped
 
-    def make_stats(self) -> SchedulerStats:
-        stats = super().make_stats()
-        if self._proposer is not None:
-            stats.spec_decoding_stats = self._proposer.take_stats()
-        return stats
-
     def _keep_prompt_logprobs(self, runner_output: ModelRunnerOutput) -> None:
         """They are sent whole, with the request's first token."""
         for request_id, chunk in runner_output.prompt_logprobs.items():
-            request = self.requests.get(request_id)
-            if request is not None and request.status is RequestStatus.RUNNING and not request.prompt_logprobs_sent:
+            request = self.table.running.get(request_id)
+            if request is not None and not request.prompt_logprobs_sent:
                 request.prompt_logprobs.append(chunk)
 
     def _fail(self, scheduler_output: SchedulerOutput, failed_reqs: dict[str, str]) -> None:
@@ -263,18 +362,48 @@ class Scheduler(RequestLedger):
         What they should have written in this step is not there. A request that shares such blocks (it entered in this
         very step) has computed with junk: it is preempted, and its token is passed over and sampled again.
         """
+        running = self.table.running
         void_ids: set[int] = set()
         for request_id, error in failed_reqs.items():
             void_ids.update(self.kv_cache_manager.revoke(request_id))
-            request = self.requests.get(request_id)
-            if request is not None and request.status is RequestStatus.RUNNING:
-                self._end_unrun(request, RequestStatus.FINISHED_ERROR, error)
+            request = running.get(request_id)
+            if request is not None:
+                self.kv_cache_manager.free(request)
+                self.table.finish_unseen(request, RequestStatus.FINISHED_ERROR, error)
         if not void_ids:
             return
         for request_id in scheduler_output.num_scheduled_tokens:  # whoever shares comes later in the batch
-            request = self.requests.get(request_id)
-            if request is None or request.status is not RequestStatus.RUNNING:
+            request = running.get(request_id)
+            if request is None:
                 void_ids.update(self.kv_cache_manager.revoke(request_id))
             elif any(block.block_id in void_ids for block in request.blocks):
                 void_ids.update(self.kv_cache_manager.revoke(request_id))
                 self._preempt(request)
+
+    # The end of a run
+
+    def _finish_running(self, request: Request) -> None:
+        """A running request has its last token; an open session waits for more prompt instead of finishing."""
+        self.kv_cache_manager.free(request)
+        if not request.resumable or request.status is RequestStatus.FINISHED_ERROR:
+            self.table.finish(request, request.status)
+            return
+        self.table.park(request)
+        if request.pending_prompts:
+            self._extend_session(request, request.pending_prompts.popleft())
+
+    def _extend_session(self, request: Request, piece: Request) -> None:
+        """More prompt for an open session; a piece that is not resumable closes it."""
+        if request.status is not RequestStatus.WAITING_FOR_STREAMING_REQ:
+            request.pending_prompts.append(piece)
+        elif not piece.resumable:
+            self.table.finish(request, RequestStatus.FINISHED_ABORTED)
+        else:
+            request.continue_with(piece)
+            self.table.enqueue(request)
+            self._finish_if_complete(request)
+
+    def _finish_if_complete(self, request: Request) -> None:
+        """A request that arrives with all the tokens it may have finishes without running."""
+        if request.has_all_tokens:
+            self.table.finish_unseen(request, RequestStatus.FINISHED_LENGTH_CAPPED, None)

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from .output import NewRequestData, SchedulerOutput
 from .request import Request
+from .runner_messages import NewRequestData, SchedulerOutput
 
 
 class StepPlan:

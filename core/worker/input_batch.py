@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from ..attention.interface import AttentionMetadata
-from ..scheduler.output import NewRequestData
+from ..scheduler.runner_messages import NewRequestData
 
 NO_DRAFTS: Mapping[str, Sequence[int]] = {}
 

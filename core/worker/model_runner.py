@@ -16,7 +16,7 @@ from ..profile_ranges import profile_range
 from ..sampling.logprobs import gather_logprobs
 from ..sampling.metadata import SamplingBatch
 from ..sampling.sampler import Sampler, SamplerOutput
-from ..scheduler.output import ModelRunnerOutput, SchedulerOutput
+from ..scheduler.runner_messages import ModelRunnerOutput, SchedulerOutput
 from ..speculation.verification import kept_lines, lines_ahead
 from .input_batch import InputBatch, StepInputs
 

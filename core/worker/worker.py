@@ -15,7 +15,7 @@ from ...protocol.pausing import SLEEP_LEVELS
 from ..models.decoder import Decoder
 from ..models.registry import resolve_decoder_config
 from ..profile_ranges import record_ranges
-from ..scheduler.output import ModelRunnerOutput, SchedulerOutput
+from ..scheduler.runner_messages import ModelRunnerOutput, SchedulerOutput
 from .batch_invariance import check_batch_invariance
 from .memory import activation_bytes, available_memory, check_model_fits
 from .model_runner import ModelRunner

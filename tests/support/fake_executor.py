@@ -19,7 +19,7 @@ import psutil
 from odd_errors import raise_odd
 
 from corespan.core.executor.abstract import Executor
-from corespan.core.scheduler.output import ModelRunnerOutput, SchedulerOutput
+from corespan.core.scheduler.runner_messages import ModelRunnerOutput, SchedulerOutput
 from corespan.protocol import codec
 from corespan.protocol.config import VllmConfig
 from corespan.protocol.outputs import LogprobsArrays

@@ -80,8 +80,8 @@ def _decode_step(running: int, waiting: int) -> int:
     """The mean of 16 steps, over which every request fills a block."""
     from scheduling import greedy, make_vllm_config
 
-    from corespan.core.scheduler.output import ModelRunnerOutput
     from corespan.core.scheduler.request import Request
+    from corespan.core.scheduler.runner_messages import ModelRunnerOutput
     from corespan.core.scheduler.scheduler import Scheduler
     from corespan.protocol.requests import EngineCoreRequest
 

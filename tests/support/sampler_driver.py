@@ -10,7 +10,7 @@ import torch
 from corespan.core.sampling.logits_processors import AddedRequest, BatchUpdate, LogitsProcessor, MoveDirectionality
 from corespan.core.sampling.metadata import SamplingBatch
 from corespan.core.sampling.sampler import Sampler, SamplerOutput
-from corespan.core.scheduler.output import NewRequestData
+from corespan.core.scheduler.runner_messages import NewRequestData
 from corespan.protocol.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
 from corespan.protocol.params import SamplingParams
 

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from corespan.core.kv_cache.block_hash import BlockHasher
-from corespan.core.scheduler.output import ModelRunnerOutput, NewRequestData, SchedulerOutput
 from corespan.core.scheduler.request import Request
+from corespan.core.scheduler.runner_messages import ModelRunnerOutput, NewRequestData, SchedulerOutput
 from corespan.core.scheduler.scheduler import Scheduler
 from corespan.protocol.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
 from corespan.protocol.outputs import EngineCoreOutput, FinishReason
@@ -204,7 +204,7 @@ class Harness:
 def check_blocks(scheduler: Scheduler) -> None:
     """Every block is accounted for, and every live request is in one place."""
     pool = scheduler.kv_cache_manager.block_pool
-    users = Counter(block.block_id for request in scheduler.requests.values() for block in request.blocks)
+    users = Counter(block.block_id for request in scheduler.table.requests.values() for block in request.blocks)
     free = [block.block_id for block in pool.free_queue.to_list()]
     assert len(free) == len(set(free)) == pool.num_free_blocks
     for block in pool.blocks[1:]:
@@ -214,9 +214,9 @@ def check_blocks(scheduler: Scheduler) -> None:
             assert pool.get_cached_block(block.block_hash) is block
     assert sum(block.block_hash is not None for block in pool.blocks) == pool.num_cached_blocks
     assert pool.null_block.ref_cnt == 0 and 0 not in free and 0 not in users
-    places = Counter(request.request_id for request in scheduler.running)
-    for queue in (scheduler.waiting, scheduler.preempted):
+    places = Counter(request.request_id for request in scheduler.table.running.values())
+    for queue in (scheduler.table.waiting, scheduler.table.preempted):
         places.update(request.request_id for request in queue)
     assert set(places.values()) <= {1}
-    assert all(request.blocks for request in scheduler.running)
-    assert set(places) <= set(scheduler.requests)
+    assert all(request.blocks for request in scheduler.table.running.values())
+    assert set(places) <= set(scheduler.table.requests)

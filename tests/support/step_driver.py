@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from corespan.core.scheduler.output import ModelRunnerOutput, NewRequestData, SchedulerOutput
+from corespan.core.scheduler.runner_messages import ModelRunnerOutput, NewRequestData, SchedulerOutput
 from corespan.core.worker.worker import Worker
 from corespan.protocol.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
 from corespan.protocol.params import SamplingParams

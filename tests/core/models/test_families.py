@@ -14,7 +14,7 @@ from tiny_models import VARIANTS, build_tiny_model
 
 from corespan.core.attention.native import NativeAttentionBackend
 from corespan.core.attention.torch_backend import TorchAttentionBackend
-from corespan.core.scheduler.output import NewRequestData
+from corespan.core.scheduler.runner_messages import NewRequestData
 from corespan.core.worker import model_runner
 from corespan.core.worker.worker import Worker
 from corespan.protocol.params import SamplingParams

@@ -12,7 +12,7 @@ from tiny_models import build_tiny_model
 
 from corespan.core.models.decoder import Decoder
 from corespan.core.models.native_decoder import NativeDecoder
-from corespan.core.scheduler.output import NewRequestData
+from corespan.core.scheduler.runner_messages import NewRequestData
 from corespan.core.worker.worker import Worker
 from corespan.protocol.params import SamplingParams
 

@@ -9,7 +9,7 @@ from sampler_driver import MAX_ROWS, Loop, draw_many, generate_alone, new_reques
 
 from corespan.core.sampling.metadata import SamplingBatch
 from corespan.core.sampling.sampler import Sampler
-from corespan.core.scheduler.output import NewRequestData
+from corespan.core.scheduler.runner_messages import NewRequestData
 from corespan.protocol.params import SamplingParams
 
 VOCAB = 200

@@ -44,7 +44,7 @@ def test_preempted_requests_come_back_complete(caching: bool, policy: str) -> No
     lengths = [15, 16, 17, 31, 32, 33, 15, 32]
     for index, length in enumerate(lengths):
         h.add(f"r{index}", prompt(length, index), greedy(100), priority=index % 3, noise_seed=index)
-    while h.scheduler.requests:
+    while h.scheduler.table.requests:
         h.step()
         check_blocks(h.scheduler)
     assert h.num_preemptions() > 0

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from scheduling import Harness, expected_tokens, greedy, prompt
 
-from corespan.core.scheduler.output import ModelRunnerOutput, SchedulerOutput
 from corespan.core.scheduler.request import Request, RequestStatus
-from corespan.core.scheduler.step_outputs import row_of
+from corespan.core.scheduler.runner_messages import ModelRunnerOutput, SchedulerOutput
+from corespan.core.scheduler.shell_outputs import row_of
 from corespan.protocol.outputs import FinishReason, LogprobsArrays
 from corespan.protocol.params import SamplingParams
 from corespan.protocol.structured_outputs import StructuredOutputsParams
@@ -28,7 +28,7 @@ class LogprobsHarness(Harness):
         step = self.scheduler.schedule()
         chunks: dict[str, LogprobsArrays] = {}
         for request_id, num_tokens in step.num_scheduled_tokens.items():
-            request = self.scheduler.requests[request_id]
+            request = self.scheduler.table.requests[request_id]
             if request.sampling_params.prompt_logprobs is not None:
                 end = min(request.num_computed_tokens, request.num_prompt_tokens - 1)
                 start = request.num_computed_tokens - num_tokens

@@ -10,10 +10,10 @@ def test_fcfs_preempts_the_last_and_it_comes_back_before_new_ones() -> None:
     h = Harness(num_blocks=9, block_size=4, enable_prefix_caching=False)
     for name in "ab":
         h.add(name, prompt(11), greedy(12))
-    while not h.scheduler.preempted:
+    while not h.scheduler.table.preempted:
         h.step()
-    assert [request.request_id for request in h.scheduler.preempted] == ["b"]
-    assert h.scheduler.requests["b"].status is RequestStatus.PREEMPTED
+    assert [request.request_id for request in h.scheduler.table.preempted] == ["b"]
+    assert h.scheduler.table.requests["b"].status is RequestStatus.PREEMPTED
     h.add("c", prompt(2), greedy(2))
     h.run()
     first_seen = {name: next(i for i, s in enumerate(h.steps) if name in s.num_scheduled_tokens) for name in "abc"}
@@ -30,10 +30,10 @@ def test_priority_preempts_the_least_important_even_if_it_is_planned_already() -
     h.step()
     h.add("high", prompt(12), greedy(12), priority=1)
     h.add("new", prompt(2), greedy(1), priority=3)
-    while not h.scheduler.preempted:
+    while not h.scheduler.table.preempted:
         step = h.step()
         check_blocks(h.scheduler)
-    assert [request.request_id for request in h.scheduler.preempted] == ["low"]
+    assert [request.request_id for request in h.scheduler.table.preempted] == ["low"]
     assert step.num_scheduled_tokens == {"high": 1}
     assert step.removed_req_ids == {"low"} and not step.scheduled_new_reqs
     h.run()
@@ -46,7 +46,7 @@ def test_what_a_preempted_request_was_planned_to_compute_is_not_found_in_the_cac
     h.add("low", prompt(38), greedy(4), priority=5)
     h.step()
     h.add("high", prompt(8, 13), greedy(7), priority=1)
-    while not h.scheduler.preempted:
+    while not h.scheduler.table.preempted:
         h.step()
     assert h.runner.num_computed["low"] == 28
     while not any(new.req_id == "low" for new in h.step().scheduled_new_reqs):
@@ -62,7 +62,7 @@ def test_a_preempted_request_finds_what_it_had_computed() -> None:
     h.add("a", prompt(40), greedy(12))
     for _ in range(10):
         h.step()
-    h.scheduler._preempt(h.scheduler.running[0])
+    h.scheduler._preempt(h.scheduler.table.running["a"])
     (new,) = h.step().scheduled_new_reqs
     assert (len(new.token_ids), new.num_computed_tokens) == (50, 48)
     h.run()

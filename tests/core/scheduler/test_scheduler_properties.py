@@ -6,8 +6,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from scheduling import Harness, check_blocks, expected_tokens, greedy, stored_for
 
-from corespan.core.scheduler.output import SchedulerOutput
 from corespan.core.scheduler.request import Request, RequestStatus
+from corespan.core.scheduler.runner_messages import SchedulerOutput
 from corespan.protocol.outputs import FinishReason
 
 BLOCK_SIZE = 4
@@ -77,15 +77,15 @@ class SchedulerMachine(RuleBasedStateMachine):
     def step(self) -> None:
         step = self.h.scheduler.schedule()
         assert step.total_num_scheduled_tokens <= self.budget
-        assert len(self.h.scheduler.running) <= self.max_num_seqs
+        assert len(self.h.scheduler.table.running) <= self.max_num_seqs
         self.check_order(step)
         self.h.take(step, self.h.runner.execute_model(step))
 
     def check_order(self, step: SchedulerOutput) -> None:
         """Nobody enters before one who waits and whose turn was earlier; nobody enters while others give way."""
-        scheduler = self.h.scheduler
-        entered = [scheduler._order_key(scheduler.requests[new.req_id]) for new in step.scheduled_new_reqs]
-        waiting = [scheduler._order_key(request) for request in (*scheduler.waiting, *scheduler.preempted)]
+        table = self.h.scheduler.table
+        entered = [table.order_key(table.requests[new.req_id]) for new in step.scheduled_new_reqs]
+        waiting = [table.order_key(request) for request in (*table.waiting, *table.preempted)]
         assert entered == sorted(entered)
         assert not entered or not waiting or entered[-1] < min(waiting)
 
@@ -93,30 +93,30 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def abort(self, data: st.DataObject) -> None:
         request_id = data.draw(st.sampled_from(sorted(self.known)))
-        live = request_id in self.h.scheduler.requests
+        live = request_id in self.h.scheduler.table.requests
         assert self.h.scheduler.finish_requests([request_id]) == ([(request_id, 0)] if live else [])
         if live:
             self.dropped.add(request_id)
 
-    @precondition(lambda self: self.h.scheduler.running)
+    @precondition(lambda self: self.h.scheduler.table.running)
     @rule(data=st.data())
     def abort_while_the_model_runs(self, data: st.DataObject) -> None:
-        request_id = data.draw(st.sampled_from([r.request_id for r in self.h.scheduler.running]))
+        request_id = data.draw(st.sampled_from([r.request_id for r in self.h.scheduler.table.running.values()]))
         step = self.h.scheduler.schedule()
         output = self.h.runner.execute_model(step)
         if self.h.scheduler.finish_requests([request_id]):
             self.dropped.add(request_id)
         self.h.take(step, output)
 
-    @precondition(lambda self: self.h.scheduler.requests)
+    @precondition(lambda self: self.h.scheduler.table.requests)
     @rule(data=st.data())
     def fail(self, data: st.DataObject) -> None:
-        request_id = data.draw(st.sampled_from(sorted(self.h.scheduler.requests)))
+        request_id = data.draw(st.sampled_from(sorted(self.h.scheduler.table.requests)))
         self.h.runner.fail_next.add(request_id)
 
     @rule(running_too=st.booleans())
     def reset_prefix_cache(self, running_too: bool) -> None:
-        idle = not self.h.scheduler.running
+        idle = not self.h.scheduler.table.running
         assert self.h.scheduler.reset_prefix_cache(running_too) == (running_too or idle)
 
     @invariant()
@@ -145,7 +145,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.h.run()
         self.all_blocks_are_accounted_for()
         self.tokens_are_those_of_a_request_alone()
-        assert not self.h.scheduler.requests
+        assert not self.h.scheduler.table.requests
         assert self.h.scheduler.kv_cache_manager.usage == 0
         for request_id, (_, _, count, before) in self.known.items():
             reason = self.h.finish_reason(request_id)

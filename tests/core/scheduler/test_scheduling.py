@@ -13,7 +13,7 @@ def test_a_request_gets_its_tokens_and_leaves_nothing_behind() -> None:
     h.run()
     assert h.tokens("a") == expected_tokens(prompt(20))
     assert h.finish_reason("a") is FinishReason.LENGTH
-    assert not h.scheduler.requests and not h.runner.batch
+    assert not h.scheduler.table.requests and not h.runner.batch
     assert h.scheduler.kv_cache_manager.usage == 0
 
 
@@ -167,16 +167,16 @@ def test_paused_new_finishes_what_has_begun_and_begins_nothing() -> None:
     h = Harness(num_blocks=9, block_size=4, enable_prefix_caching=False)
     for name in "ab":
         h.add(name, prompt(11), greedy(12))
-    while not h.scheduler.preempted:
+    while not h.scheduler.table.preempted:
         h.step()
     h.add("c", prompt(4))
-    h.scheduler.set_pause_state(PauseState.PAUSED_NEW)
+    h.scheduler.pause_state = PauseState.PAUSED_NEW
     assert h.scheduler.get_num_unfinished_requests() == 2
     h.run()
     assert h.finish_reason("a") is h.finish_reason("b") is FinishReason.LENGTH
     assert h.finish_reason("c") is None
     assert h.scheduler.get_request_counts() == (0, 1)
-    h.scheduler.set_pause_state(PauseState.UNPAUSED)
+    h.scheduler.pause_state = PauseState.UNPAUSED
     h.run()
     assert h.tokens("c") == expected_tokens(prompt(4))
 
@@ -185,11 +185,11 @@ def test_paused_all_freezes_everything() -> None:
     h = Harness()
     h.add("a", prompt(20))
     h.step()
-    h.scheduler.set_pause_state(PauseState.PAUSED_ALL)
+    h.scheduler.pause_state = PauseState.PAUSED_ALL
     h.add("b", prompt(4))
     assert h.scheduler.get_num_unfinished_requests() == 0 and not h.scheduler.has_requests()
     assert h.step().total_num_scheduled_tokens == 0
-    h.scheduler.set_pause_state(PauseState.UNPAUSED)
+    h.scheduler.pause_state = PauseState.UNPAUSED
     h.run()
     assert h.tokens("a") == expected_tokens(prompt(20))
     assert h.tokens("b") == expected_tokens(prompt(4))

@@ -39,11 +39,11 @@ def test_each_piece_is_answered_behind_all_that_came_before(caching: bool) -> No
         add_piece(h, piece)
         h.run()
         check_blocks(h.scheduler)
-        assert h.scheduler.requests["s"].status is RequestStatus.WAITING_FOR_STREAMING_REQ
+        assert h.scheduler.table.requests["s"].status is RequestStatus.WAITING_FOR_STREAMING_REQ
         assert h.scheduler.kv_cache_manager.usage == 0
     assert answers(h) == expected_session(pieces)
     add_piece(h, [0], last=True)
-    assert not h.scheduler.requests
+    assert not h.scheduler.table.requests
     h.run()
 
 
@@ -55,7 +55,7 @@ def test_pieces_that_come_early_wait_their_turn() -> None:
     add_piece(h, [0], last=True)
     h.run()
     assert answers(h) == expected_session(pieces)
-    assert not h.scheduler.requests
+    assert not h.scheduler.table.requests
 
 
 def test_what_came_before_is_found_in_the_prefix_cache() -> None:
@@ -73,7 +73,7 @@ def test_an_idle_session_keeps_the_engine_idle_and_can_be_aborted() -> None:
     h.run()
     assert not h.scheduler.has_requests()
     assert h.scheduler.finish_requests(["s"]) == [("s", 0)]
-    assert not h.scheduler.requests
+    assert not h.scheduler.table.requests
 
 
 def test_a_session_aborted_while_it_runs_takes_its_pieces_along() -> None:
@@ -94,7 +94,7 @@ def test_a_session_that_outgrows_max_model_len_ends_by_length() -> None:
     h.run()
     assert h.finish_reason("s") is FinishReason.LENGTH
     assert h.outputs["s"][-1].new_token_ids == []
-    assert not h.scheduler.requests
+    assert not h.scheduler.table.requests
 
 
 def test_pieces_survive_preemption_of_their_session() -> None:

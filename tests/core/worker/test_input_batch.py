@@ -6,7 +6,7 @@ from copy import deepcopy
 import numpy as np
 import torch
 
-from corespan.core.scheduler.output import NewRequestData
+from corespan.core.scheduler.runner_messages import NewRequestData
 from corespan.core.worker.input_batch import InputBatch, StepInputs
 from corespan.protocol.params import SamplingParams
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from step_driver import StepDriver
 
-from corespan.core.scheduler.output import NewRequestData, SchedulerOutput
+from corespan.core.scheduler.runner_messages import NewRequestData, SchedulerOutput
 from corespan.core.worker.worker import Worker
 from corespan.protocol.params import SamplingParams
 

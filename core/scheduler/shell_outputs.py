@@ -9,7 +9,7 @@ from ...protocol.outputs import EngineCoreOutput, EngineCoreOutputs, LogprobsArr
 from .request import Request
 
 
-class StepOutputs:
+class ShellOutputs:
     """Collects the outputs of one step by client."""
 
     def __init__(self) -> None:
