@@ -15,13 +15,13 @@ _EXPORTS = {
     "AsyncLLMEngine": ".engine.async_llm",
     "EngineArgs": ".engine.engine_args",
     "AsyncEngineArgs": ".engine.engine_args",
-    "RequestOutput": ".engine.outputs",
-    "CompletionOutput": ".engine.outputs",
-    "StreamingInput": ".engine.streaming_input",
-    "PromptType": ".engine.renderer",
-    "TextPrompt": ".engine.renderer",
-    "TokensPrompt": ".engine.renderer",
-    "EmbedsPrompt": ".engine.renderer",
+    "RequestOutput": ".engine.outputs.request_output",
+    "CompletionOutput": ".engine.outputs.request_output",
+    "StreamingInput": ".engine.requests.streaming_input",
+    "PromptType": ".engine.text.prompts",
+    "TextPrompt": ".engine.text.prompts",
+    "TokensPrompt": ".engine.text.prompts",
+    "EmbedsPrompt": ".engine.text.prompts",
     "SamplingParams": ".protocol.params",
     "BeamSearchParams": ".protocol.params",
     "RequestOutputKind": ".protocol.params",
@@ -55,13 +55,13 @@ if TYPE_CHECKING:
     from .engine.engine_args import EngineArgs as EngineArgs
     from .engine.llm import LLM as LLM
     from .engine.llm_engine import LLMEngine as LLMEngine
-    from .engine.outputs import CompletionOutput as CompletionOutput
-    from .engine.outputs import RequestOutput as RequestOutput
-    from .engine.renderer import EmbedsPrompt as EmbedsPrompt
-    from .engine.renderer import PromptType as PromptType
-    from .engine.renderer import TextPrompt as TextPrompt
-    from .engine.renderer import TokensPrompt as TokensPrompt
-    from .engine.streaming_input import StreamingInput as StreamingInput
+    from .engine.outputs.request_output import CompletionOutput as CompletionOutput
+    from .engine.outputs.request_output import RequestOutput as RequestOutput
+    from .engine.requests.streaming_input import StreamingInput as StreamingInput
+    from .engine.text.prompts import EmbedsPrompt as EmbedsPrompt
+    from .engine.text.prompts import PromptType as PromptType
+    from .engine.text.prompts import TextPrompt as TextPrompt
+    from .engine.text.prompts import TokensPrompt as TokensPrompt
     from .protocol.errors import EngineDeadError as EngineDeadError
     from .protocol.errors import EngineGenerateError as EngineGenerateError
     from .protocol.errors import VLLMValidationError as VLLMValidationError

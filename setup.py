@@ -12,7 +12,7 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 
-ROOMS = ("protocol", "client", "core", "engine", "vllm", "server")
+ROOMS = ("protocol", "shared", "client", "core", "engine", "vllm", "server")
 KERNELS = Path("core/kernels")
 FROM_SDIST = Path("PKG-INFO").exists()
 FROM_A_CLONE_OF_PIPS = any(part.startswith(("pip-req-build-", "pip-install-")) for part in Path.cwd().parts)

@@ -21,14 +21,6 @@ class EngineCoreClient(ABC):
 
     vllm_config: VllmConfig
 
-    @staticmethod
-    def make_client(*args: Any, **kwargs: Any) -> "EngineCoreClient":
-        """`client.make_client`, where vLLM has it."""
-        from . import make_client
-
-        client: EngineCoreClient = make_client(*args, **kwargs)
-        return client
-
     @abstractmethod
     def call_utility(self, method: str, *args: object) -> Any:
         """Calls one of the core's utilities.

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..protocol.control_groups import own_groups, read
+from ..shared.control_groups import own_groups, read
 
 _NODES = Path("/sys/devices/system/node")
 

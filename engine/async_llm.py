@@ -19,16 +19,17 @@ from ..protocol.pausing import PauseMode
 from ..protocol.requests import EngineCoreRequest
 from .engine_args import DEFAULT_EXECUTOR_CLASS, AsyncEngineArgs, EngineArgs, UsageContext
 from .engine_base import EngineBase
-from .input_processor import refuse_lora
-from .metrics.loggers import NO_STATISTICS, StatLoggerFactory
+from .metrics.loggers import StatLoggerFactory
+from .metrics.manager import NO_STATISTICS
 from .metrics.stats import IterationStats
-from .output_collector import RequestOutputCollector
 from .output_handler import OutputHandler
-from .outputs import RequestOutput
-from .parallel_sampling import fan_out
-from .prepared_requests import adopt
-from .renderer import PromptType
-from .streaming_input import PromptStreamError, StreamingInput, as_piece, first_piece, send_pieces, unasked
+from .outputs.output_collector import RequestOutputCollector
+from .outputs.request_output import RequestOutput
+from .requests.input_processor import refuse_lora
+from .requests.parallel_sampling import fan_out
+from .requests.prepared_requests import adopt
+from .requests.streaming_input import PromptStreamError, StreamingInput, as_piece, first_piece, send_pieces, unasked
+from .text.prompts import PromptType
 
 if TYPE_CHECKING:
     from .metrics.reader import Metric

@@ -5,20 +5,20 @@ step from computing its beams anew.
 """
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from ..protocol.errors import EngineGenerateError
 from ..protocol.param_checks import int_at_least, reject_type
 from ..protocol.params import BeamSearchParams, SamplingParams
-from .logprobs import Logprob
-from .outputs import RequestOutput
+from .llm_engine import LLMEngine
+from .outputs.logprobs import Logprob
+from .outputs.request_output import RequestOutput
 from .progress import UseTqdm, progress
-from .renderer import PromptType, to_prompt_list
+from .text.prompts import PromptType, to_prompt_list
 
-if TYPE_CHECKING:
-    from .llm import LLM
+Generate = Callable[[Sequence[PromptType], SamplingParams], list[RequestOutput]]
+"""`LLM.generate`, which may be called from within a call of the same thread."""
 
 
 @dataclass(slots=True)
@@ -42,7 +42,8 @@ class BeamSearchOutput:
 
 
 def beam_search(
-    llm: "LLM",
+    engine: LLMEngine,
+    generate: Generate,
     prompts: PromptType | Sequence[PromptType],
     params: BeamSearchParams,
     use_tqdm: UseTqdm = False,
@@ -58,22 +59,22 @@ def beam_search(
         reject_type("params", params, "a BeamSearchParams")
     if concurrency_limit is not None:
         int_at_least("concurrency_limit", concurrency_limit, 1, "None or an integer of at least 1")
-    end_tokens = set() if params.ignore_eos else _end_tokens(llm)
-    searches = [_make_search(llm, prompt, params, end_tokens) for prompt in to_prompt_list(prompts)]
+    end_tokens = set() if params.ignore_eos else _end_tokens(engine)
+    searches = [_make_search(engine, prompt, params, end_tokens) for prompt in to_prompt_list(prompts)]
     for group in _groups(searches, concurrency_limit or len(searches)):
         for _ in progress(range(params.max_tokens), params.max_tokens, use_tqdm, "Beam search"):
             group = [search for search in group if not search.done]
             if not group:
                 break
-            _step(llm, group)
-    return [BeamSearchOutput(_decoded(llm, search.best())) for search in searches]
+            _step(engine, generate, group)
+    return [BeamSearchOutput(_decoded(engine, search.best())) for search in searches]
 
 
-def _step(llm: "LLM", searches: Sequence["_Search"]) -> None:
+def _step(engine: LLMEngine, generate: Generate, searches: Sequence["_Search"]) -> None:
     """Extends every beam of `searches` by one token, in one batch."""
     prompts: list[PromptType] = [{"prompt_token_ids": beam.tokens} for search in searches for beam in search.beams]
-    outputs = llm.generate(prompts, searches[0].step_params, use_tqdm=False)
-    alternatives = iter([_alternatives(llm, output) for output in outputs])
+    outputs = generate(prompts, searches[0].step_params)
+    alternatives = iter([_alternatives(engine, output) for output in outputs])
     for search in searches:
         search.advance([next(alternatives) for _ in search.beams])
 
@@ -158,33 +159,33 @@ class _Search:
         return float(beam.cum_logprob / length**self._params.length_penalty)
 
 
-def _make_search(llm: "LLM", prompt: PromptType, params: BeamSearchParams, end_tokens: set[int]) -> _Search:
-    (rendered,) = llm.llm_engine.renderer.render_cmpl([prompt])
+def _make_search(engine: LLMEngine, prompt: PromptType, params: BeamSearchParams, end_tokens: set[int]) -> _Search:
+    (rendered,) = engine.renderer.render_cmpl([prompt])
     if rendered["type"] != "token":
         raise NotImplementedError("beam search takes prompts of text or token ids, not of embeddings")
     token_ids = rendered["prompt_token_ids"]
-    return _Search(prompt, token_ids, params, end_tokens, llm.model_config.max_model_len - len(token_ids))
+    return _Search(prompt, token_ids, params, end_tokens, engine.model_config.max_model_len - len(token_ids))
 
 
-def _end_tokens(llm: "LLM") -> set[int]:
+def _end_tokens(engine: LLMEngine) -> set[int]:
     """Every token that ends a generation by itself."""
-    request, _ = llm.llm_engine.input_processor.process_inputs("", [0], SamplingParams())
+    request, _ = engine.input_processor.process_inputs("", [0], SamplingParams())
     return set(request.sampling_params.all_stop_token_ids)
 
 
-def _alternatives(llm: "LLM", output: RequestOutput) -> dict[int, Logprob]:
+def _alternatives(engine: LLMEngine, output: RequestOutput) -> dict[int, Logprob]:
     """Raises EngineDeadError or EngineGenerateError for a step that has ended without a token."""
     (answer,) = output.outputs
     if answer.logprobs:
         return answer.logprobs[0]
-    if llm.engine_core.engine_dead:
-        raise llm.engine_core.dead_error()
+    if engine.engine_core.engine_dead:
+        raise engine.engine_core.dead_error()
     reason = f"failed: {answer.stop_reason}" if answer.finish_reason == "error" else "was aborted"
     raise EngineGenerateError(f"a step of the beam search {reason}")
 
 
-def _decoded(llm: "LLM", beams: list[BeamSearchSequence]) -> list[BeamSearchSequence]:
-    tokenizer = llm.llm_engine.tokenizer
+def _decoded(engine: LLMEngine, beams: list[BeamSearchSequence]) -> list[BeamSearchSequence]:
+    tokenizer = engine.tokenizer
     if tokenizer is not None:
         for beam in beams:
             beam.text = tokenizer.decode(beam.tokens, skip_special_tokens=False)

@@ -34,11 +34,11 @@ from ..protocol.param_checks import (
     is_plain_dict,
     reject,
 )
-from ..protocol.rope_config import override_config, read_rope_config
 from ..protocol.user_classes import end_script_at_engine, path_of
+from ..shared.rope_config import override_config, read_rope_config
 from .cli_args import add_field_arguments
-from .hub import DEFAULT_MODEL
-from .model_source import ModelFiles, resolve_model
+from .model_files.hub import DEFAULT_MODEL
+from .model_files.model_source import ModelFiles, resolve_model
 from .neutral_args import NeutralArgs
 from .speculation import parse_speculative_config
 

@@ -8,14 +8,16 @@ from ..protocol.param_checks import reject_type
 from ..protocol.params import SamplingParams
 from ..protocol.user_classes import end_script_at_engine
 from .controls import EngineControls
-from .generation_defaults import default_sampling_params
-from .input_processor import InputProcessor
 from .log import configure_logging
-from .metrics.loggers import StatLoggerFactory, StatLoggerManager
-from .output_processor import OutputProcessor
-from .renderer import Renderer
-from .tokenizer import Tokenizer, get_tokenizer
-from .tracing import make_tracer
+from .metrics.loggers import StatLoggerFactory
+from .metrics.manager import StatLoggerManager
+from .outputs.output_processor import OutputProcessor
+from .outputs.tracing import make_tracer
+from .requests.generation_defaults import default_sampling_params
+from .requests.input_processor import InputProcessor
+from .text.loading import get_tokenizer
+from .text.renderer import Renderer
+from .text.tokenizer import Tokenizer
 
 
 class EngineBase(EngineControls):

@@ -11,21 +11,22 @@ from ..protocol.config import ModelConfig
 from ..protocol.param_checks import reject_type
 from ..protocol.params import BeamSearchParams, RequestOutputKind, SamplingParams
 from ..protocol.pausing import PauseMode
+from .beam_search import BeamSearchOutput, beam_search
 from .controls import EngineControls
-from .conversation import to_conversation_list
 from .engine_args import EngineArgs, UsageContext
 from .engine_options import EngineOptions, refuse_unknown_options, showing_engine_options
-from .input_processor import refuse_lora
 from .llm_engine import LLMEngine
 from .metrics.loggers import StatLoggerFactory
-from .outputs import RequestOutput
+from .outputs.request_output import RequestOutput
 from .ownership import takes_turns
 from .progress import CompletionBar, UseTqdm, progress
-from .renderer import ChatParams, PromptType, to_prompt_list
-from .tokenizer import Tokenizer
+from .requests.input_processor import refuse_lora
+from .text.conversation import to_conversation_list
+from .text.prompts import PromptType, to_prompt_list
+from .text.render_params import ChatParams
+from .text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from .beam_search import BeamSearchOutput
     from .metrics.reader import Metric
 
 
@@ -198,12 +199,14 @@ class LLM(EngineControls):
         lora_request: None = None,
         use_tqdm: UseTqdm = False,
         concurrency_limit: int | None = None,
-    ) -> "list[BeamSearchOutput]":
+    ) -> list[BeamSearchOutput]:
         """The best `params.beam_width` continuations of each prompt; at most `concurrency_limit` prompts at once."""
-        from .beam_search import beam_search
-
         refuse_lora(lora_request)
-        return beam_search(self, prompts, params, use_tqdm, concurrency_limit)
+
+        def generate(prompts: Sequence[PromptType], params: SamplingParams) -> list[RequestOutput]:
+            return self.generate(prompts, params, use_tqdm=False)
+
+        return beam_search(self.llm_engine, generate, prompts, params, use_tqdm, concurrency_limit)
 
     def pause_generation(self, mode: PauseMode = "abort", clear_cache: bool = True) -> None:
         """Stops scheduling; what is enqueued is aborted, waited for or kept, and new prompts queue."""

@@ -16,14 +16,15 @@ from ..protocol.pausing import PauseMode
 from ..protocol.requests import EngineCoreRequest
 from .engine_args import DEFAULT_EXECUTOR_CLASS, EngineArgs, UsageContext
 from .engine_base import EngineBase
-from .input_processor import refuse_lora
-from .metrics.loggers import NO_STATISTICS, StatLoggerFactory
+from .metrics.loggers import StatLoggerFactory
+from .metrics.manager import NO_STATISTICS
 from .metrics.stats import IterationStats
-from .outputs import RequestOutput
+from .outputs.request_output import RequestOutput
 from .ownership import takes_turns
-from .parallel_sampling import fan_out
-from .prepared_requests import adopt
-from .renderer import PromptType
+from .requests.input_processor import refuse_lora
+from .requests.parallel_sampling import fan_out
+from .requests.prepared_requests import adopt
+from .text.prompts import PromptType
 
 if TYPE_CHECKING:
     from .metrics.reader import Metric

@@ -10,9 +10,9 @@ from ..client.base import AsyncEngineCoreClient
 from ..protocol import envs
 from ..protocol.errors import EngineDeadError, as_error_of
 from ..protocol.outputs import EngineCoreOutputs, SchedulerStats
-from .metrics.loggers import StatLoggerManager
+from .metrics.manager import StatLoggerManager
 from .metrics.stats import IterationStats
-from .output_processor import OutputProcessor
+from .outputs.output_processor import OutputProcessor
 
 logger = logging.getLogger("corespan.engine")
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from ..protocol.param_checks import reject_type
-from .outputs import RequestOutput
-from .request_state import RequestState
+from .outputs.request_output import RequestOutput
+from .outputs.request_state import RequestState
 
 T = TypeVar("T")
 

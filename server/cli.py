@@ -11,7 +11,7 @@ from typing import Any
 
 from .. import __version__
 from ..client.standard_streams import fill_standard_descriptors
-from ..engine.hub import DEFAULT_MODEL, ModelFetchError
+from ..engine.model_files.hub import DEFAULT_MODEL, ModelFetchError
 from ..protocol.errors import EngineDeadError
 from .chat import run_chat
 from .command_parser import CommandParser
@@ -188,7 +188,7 @@ def run_pull(options: argparse.Namespace) -> int:
     """Fetches a model: a short name into corespan's cache, a hub id into the hub client's. Prints where it lies.
 
     What is there already is checked, and fetched again where it is damaged."""
-    from ..engine.model_source import fetch_model
+    from ..engine.model_files.model_source import fetch_model
 
     print(fetch_model(options.model, options.revision))
     return 0

@@ -16,8 +16,8 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..engine.renderer import Renderer
-from ..engine.tokenizer import Tokenizer
+from ..engine.text.renderer import Renderer
+from ..engine.text.tokenizer import Tokenizer
 from ..protocol.params import SamplingParams
 from .parsers.registry import (
     AUTO,

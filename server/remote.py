@@ -10,7 +10,7 @@ import urllib.request
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from .chat import Conversation
+from .conversation import Conversation
 from .streaming import Interruption, Statistics
 from .terminal import note
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
     from ..engine.llm_engine import LLMEngine
-    from ..engine.outputs import RequestOutput
+    from ..engine.outputs.request_output import RequestOutput
     from ..protocol.params import SamplingParams
 
 _request_numbers = itertools.count()

@@ -27,7 +27,7 @@ def reference(tiny_llama_dir: str) -> Any:
 @pytest.fixture(scope="session")
 def smollm2_gguf() -> str:
     """The path of SmolLM2-135M-Instruct in GGUF, fetched into the user's cache if it is not there."""
-    from corespan.engine.model_source import resolve_model
+    from corespan.engine.model_files.model_source import resolve_model
 
     return str(Path(resolve_model("smollm2-135m").path))
 

@@ -8,8 +8,8 @@ from odd_errors import ODD_ERRORS, raise_odd
 from prompts import PROMPTS, greedy, tokens
 
 from corespan import RequestOutput, SamplingParams
-from corespan.engine.detokenizer import Detokenizer
-from corespan.engine.renderer import Renderer
+from corespan.engine.text.detokenizer import Detokenizer
+from corespan.engine.text.renderer import Renderer
 
 
 @pytest.mark.parametrize("n", [1, 4])
@@ -168,7 +168,7 @@ def test_whatever_a_tokenizer_raises_is_the_error_of_its_request(
 
 
 def test_a_request_that_the_core_rejects_ends_alone_with_an_error(runner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from corespan.engine.input_processor import InputProcessor
+    from corespan.engine.requests.input_processor import InputProcessor
     from corespan.protocol.requests import EngineCoreRequest
 
     monkeypatch.setattr(InputProcessor, "check_prepared", lambda *arguments: None)

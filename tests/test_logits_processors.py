@@ -63,7 +63,7 @@ def test_a_request_that_the_processor_refuses_in_the_core_fails_alone(
     make_runner: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As one from a client of another make would."""
-    from corespan.engine.input_processor import InputProcessor
+    from corespan.engine.requests.input_processor import InputProcessor
 
     monkeypatch.setattr(InputProcessor, "_check_params", lambda *arguments: None)
     runner = make_runner(logits_processors=[MULTIPLES])
@@ -221,7 +221,7 @@ def test_whatever_a_processor_raises_ends_the_requests_it_was_to_serve_and_nothi
     make_runner: Callable[..., Any], runner: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also those of the shell's, where a client of another make has let a request through."""
-    from corespan.engine.input_processor import InputProcessor
+    from corespan.engine.requests.input_processor import InputProcessor
 
     (expected,) = runner.generate(["one two"], greedy())
     of_a_path = make_runner(logits_processors=["failing_processors:FailingProcessor"])

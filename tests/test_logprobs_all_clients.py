@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from corespan import RequestOutput, RequestOutputKind, SamplingParams, StructuredOutputsParams
-from corespan.engine.logprobs import FlatLogprobs
+from corespan.engine.outputs.logprobs import FlatLogprobs
 
 PROMPT = list(range(100, 133))  # 33 tokens: two whole blocks of 16 and one token
 SIBLING = [*PROMPT[:32], 200]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from corespan import SamplingParams
-from corespan.engine import prepared_requests
+from corespan.engine.requests import prepared_requests
 from corespan.protocol.requests import EngineCoreRequest
 
 GREEDY = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)

@@ -48,7 +48,7 @@ def test_links_lead_to_files(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_source_files_that_are_named_exist(page: Path) -> None:
     """Files are named as `room/path.py` or, inside a section about a room, by that path all the same."""
-    rooms = "protocol|client|core|engine|vllm|server|tests|scripts"
+    rooms = "protocol|shared|client|core|engine|vllm|server|tests|scripts"
     named = re.findall(rf"`((?:{rooms})/[\w/.]*)`", page.read_text(encoding="utf-8"))
 
     assert [path for path in named if not (ROOT / path).exists()] == []

@@ -5,7 +5,8 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,8 @@ from deadlines import DEADLINE
 import corespan
 
 ROOT = Path(corespan.__file__).parent
-ROOMS = ("protocol", "core", "client", "engine", "vllm", "server")  # each may import those before it
-SHELL = ("protocol", "client", "engine", "vllm", "server")
+ROOMS = ("protocol", "shared", "core", "client", "engine", "vllm", "server")  # each may import those before it
+SHELL = ("protocol", "shared", "client", "engine", "vllm", "server")
 HEAVY = ("torch", "transformers")
 
 
@@ -24,21 +25,58 @@ def modules(room: str) -> Iterator[tuple[Path, ast.Module]]:
         yield path, ast.parse(path.read_text(encoding="utf-8"))
 
 
-def imported_rooms(path: Path, node: ast.AST) -> set[str]:
-    """The rooms that an import statement of the package reaches."""
-    package = path.relative_to(ROOT).parts[:-1]
-    if isinstance(node, ast.ImportFrom):
-        if node.level == 0:
-            full = (node.module or "").split(".")
-            return {full[1]} if full[0] == "corespan" and len(full) > 1 else set()
-        base = package[: len(package) - node.level + 1]
-        reached = [*base, *(node.module or "").split(".")] if node.module else list(base)
-        names = [reached] if reached else [[alias.name] for alias in node.names]
-        return {name[0] for name in names if name and name[0] in ROOMS}
+MODULES = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+    for room in ROOMS
+    for path in sorted((ROOT / room).rglob("*.py"))
+}
+
+
+def imported_modules(path: Path, node: ast.AST) -> set[str]:
+    """The modules of the package that an import statement reaches, without the package's own name."""
     if isinstance(node, ast.Import):
-        parts = [alias.name.split(".") for alias in node.names]
-        return {part[1] for part in parts if part[0] == "corespan" and len(part) > 1}
-    return set()
+        names = [alias.name.split(".") for alias in node.names]
+        return {".".join(name[1:]) for name in names if name[0] == "corespan" and len(name) > 1}
+    if not isinstance(node, ast.ImportFrom):
+        return set()
+    base = (node.module or "").split(".") if node.module else []
+    if node.level:
+        package = path.relative_to(ROOT).parts[:-1]
+        base = [*package[: len(package) - node.level + 1], *base]
+    elif base[:1] == ["corespan"]:
+        base = base[1:]
+    else:
+        return set()
+    named = {".".join([*base, alias.name]) for alias in node.names}
+    return {name if name in MODULES else ".".join(base) for name in named} & set(MODULES)
+
+
+def imported_rooms(path: Path, node: ast.AST) -> set[str]:
+    return {module.partition(".")[0] for module in imported_modules(path, node)}
+
+
+def all_imports(name: str) -> set[str]:
+    """What a module imports anywhere: at once, within functions, or for type checkers."""
+    path = MODULES[name]
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return {module for node in ast.walk(tree) for module in imported_modules(path, node)} - {name}
+
+
+def rooms_in_the_docs() -> dict[str, set[str]]:
+    """By room or room within a room, the ones that docs/architecture.md lets it import."""
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `([\w/]+)/` \| .* \| (.*) \|$", text, re.MULTILINE)
+    names = [name for name, _ in rows]
+    below = {name: set(names[position + 1 :]) for position, name in enumerate(names)}
+    return {
+        name: below[name] if allowed == "everything below" else set(re.findall(r"`([\w/]+)/`", allowed))
+        for name, allowed in rows
+    }
+
+
+def room_of(module: str, rooms: Iterable[str]) -> str:
+    """The innermost of `rooms` that the module lies in."""
+    return max((room for room in rooms if f"{module}.".startswith(room.replace("/", ".") + ".")), key=len)
 
 
 def top_level_imports(module: ast.Module) -> Iterator[str]:
@@ -58,16 +96,33 @@ def top_level_imports(module: ast.Module) -> Iterator[str]:
             pending += node.body
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_no_room_imports_one_above_it(room: str) -> None:
-    allowed = set(ROOMS[: ROOMS.index(room) + 1])
-    found = False
-    for path, module in modules(room):
-        for node in ast.walk(module):
-            reached = imported_rooms(path, node)
-            found = found or bool(reached)
-            assert reached <= allowed, f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)} imports {reached}"
-    assert found or room == "protocol"
+def test_no_room_imports_one_above_it() -> None:
+    for name in MODULES:
+        room = name.partition(".")[0]
+        above = ROOMS[ROOMS.index(room) + 1 :]
+        for imported in all_imports(name):
+            assert imported.partition(".")[0] not in above, f"{name} imports {imported}"
+
+
+def test_each_room_imports_what_the_docs_say() -> None:
+    rooms = rooms_in_the_docs()
+    assert set(ROOMS) <= set(rooms)
+    assert {f"engine/{path.name}" for path in (ROOT / "engine").iterdir() if (path / "__init__.py").is_file()} <= set(
+        rooms
+    )
+    for name in MODULES:
+        room = room_of(name, rooms)
+        for imported in all_imports(name):
+            reached = room_of(imported, rooms)
+            allowed = reached == room or any(f"{reached}/".startswith(f"{other}/") for other in rooms[room])
+            assert allowed, f"{name} imports {imported}: {room}/ may not import {reached}/"
+
+
+def test_no_imports_go_in_circles() -> None:
+    try:
+        TopologicalSorter({name: all_imports(name) for name in MODULES}).prepare()
+    except CycleError as circle:
+        pytest.fail(" imports ".join(reversed(circle.args[1])))
 
 
 @pytest.mark.parametrize("room", ["client", "engine", "vllm", "server"])

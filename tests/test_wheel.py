@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-ROOMS = ("protocol", "client", "core", "engine", "vllm", "server")
+ROOMS = ("protocol", "shared", "client", "core", "engine", "vllm", "server")
 NATIVE = "corespan/core/kernels/_native.so"
 
 

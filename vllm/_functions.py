@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from ..engine.model_source import resolve_model
-from ..engine.tokenizer import Tokenizer, load_tokenizer
+from ..engine.model_files.model_source import resolve_model
+from ..engine.text.loading import load_tokenizer
+from ..engine.text.tokenizer import Tokenizer
 
 ChatCompletionMessageParam = dict[str, Any]
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from ...protocol.rope_config import RopeConfig, read_rope_config
+from ...shared.rope_config import RopeConfig, read_rope_config
 
 
 @dataclass(slots=True, frozen=True)

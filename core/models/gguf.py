@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ...protocol.gguf_file import Figures, GGUFHeader, TensorPlace, read_gguf
+from ...shared.gguf_file import Figures, GGUFHeader, TensorPlace, read_gguf
 from .gguf_quants import QUANT_TYPES, QuantType, dequantize
 from .tensor_source import ALL_ROWS, TensorSource
 

@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from ...protocol.rope_config import RopeConfig
+from ...shared.rope_config import RopeConfig
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:

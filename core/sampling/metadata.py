@@ -8,18 +8,18 @@ import torch
 from ...protocol.config import VllmConfig
 from ...protocol.param_checks import below_vocab
 from ...protocol.params import SamplingParams, SamplingType
-from ..kernels.sampling import DrawParams
-from ..scheduler.runner_messages import NewRequestData
-from . import noise
-from .logits_processors.builtin import BUILTIN_PROCESSORS
-from .logits_processors.guarded import GuardedProcessor
-from .logits_processors.interface import (
+from ...shared.logits_processors import (
     AddedRequest,
     BatchUpdate,
     LogitsProcessor,
     MoveDirectionality,
     load_logits_processors,
 )
+from ..kernels.sampling import DrawParams
+from ..scheduler.runner_messages import NewRequestData
+from . import noise
+from .logits_processors.builtin import BUILTIN_PROCESSORS
+from .logits_processors.guarded import GuardedProcessor
 from .penalties import TokenCounts, uses_penalties
 
 _NOISE_AHEAD = 16

@@ -14,10 +14,10 @@ import torch
 
 from ...protocol.outputs import LogprobsArrays
 from ...protocol.params import SamplingParams
+from ...shared.logits_processors import LogitsProcessor
 from ..kernels.sampling import Allowed, DrawParams
 from .draw import draw, mask
 from .logits_processors.builtin import RowStateProcessor
-from .logits_processors.interface import LogitsProcessor
 from .logprobs import gather_logprobs, merge_rows
 from .metadata import SamplingBatch
 from .penalties import apply_penalties

@@ -19,9 +19,9 @@ import numpy as np
 
 from ...protocol.config import ModelConfig, VllmConfig
 from ...protocol.structured_outputs import StructuredOutputsParams
-from ...protocol.tokenizer_files import missing_tokens, read_tokenizer, str_of
+from ...shared.grammar import compiled, grammar_text
+from ...shared.tokenizer_files import missing_tokens, read_tokenizer, str_of
 from ..scheduler.request import Request
-from .grammar import compiled, grammar_text
 
 logger = logging.getLogger(__name__)
 

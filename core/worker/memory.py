@@ -7,7 +7,7 @@ import psutil
 import torch
 
 from ...protocol.config import ModelConfig
-from ...protocol.control_groups import own_groups, read
+from ...shared.control_groups import own_groups, read
 from ..models.decoder import EMBEDDING, expected_tensors, head_projection, layer_projections
 from ..models.decoder_config import DecoderConfig
 from ..models.loader import open_checkpoint

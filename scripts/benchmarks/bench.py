@@ -113,8 +113,8 @@ def summary(subject: Subject, rates: dict[str, list[float]]) -> dict[str, object
 def peer_model(model: str, reads_gguf: bool) -> str:
     from hf_folder import hf_folder
 
-    from corespan.engine.cached_folder import cache_dir
-    from corespan.engine.model_source import resolve_model
+    from corespan.engine.model_files.cached_folder import cache_dir
+    from corespan.engine.model_files.model_source import resolve_model
 
     path = Path(resolve_model(model, with_tokenizer=False).path)
     if path.suffix != ".gguf":

@@ -23,7 +23,7 @@ from corespan.core.models.linear import PackedLinear
 from corespan.core.models.loader import open_checkpoint
 from corespan.core.models.registry import resolve_decoder_config
 from corespan.core.models.tensor_source import TensorSource
-from corespan.engine.model_source import resolve_model
+from corespan.engine.model_files.model_source import resolve_model
 
 GEMM_ROWS = 2048  # tokens of one prefill step
 BLOCK_SIZE = 16

@@ -14,7 +14,7 @@ from http_server import ServerThread  # noqa: E402
 from tiny_llama import build_tiny_llama  # noqa: E402
 
 from corespan import AsyncEngineArgs, AsyncLLM  # noqa: E402
-from corespan.engine.outputs import CompletionOutput, RequestOutput  # noqa: E402
+from corespan.engine.outputs.request_output import CompletionOutput, RequestOutput  # noqa: E402
 from corespan.server.models import ChatSettings, ServedModel, SingleModel  # noqa: E402
 from corespan.server.serve_options import ServeOptions  # noqa: E402
 

@@ -2,10 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 
-import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -19,6 +16,7 @@ from .anthropic import count_tokens, create_message
 from .anthropic_schema import MessagesRequest
 from .chat import create_chat_completion
 from .completions import create_completion
+from .endpoint import Endpoint, Handler
 from .errors import ApiError, as_api_error
 from .hang_up import ClientGone
 from .middleware import Gate, route_path, style_of
@@ -34,21 +32,7 @@ from .responses import error_response
 from .schema import ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from .server import Server, server_of
 
-Handler = Callable[[Request], Awaitable[Response]]
 logger = logging.getLogger("corespan.server")
-
-
-@dataclass(frozen=True)
-class Endpoint:
-    """A route. `generates`: it is refused while the server drains or is at its limit. `body`: what it reads."""
-
-    path: str
-    handler: Handler
-    methods: tuple[str, ...] = ("POST",)
-    generates: bool = False
-    admin: bool = False
-    page: bool = False
-    body: type[msgspec.Struct] | None = None
 
 
 ENDPOINTS = (

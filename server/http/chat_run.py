@@ -12,8 +12,8 @@ from typing import Any, Literal, cast
 
 from starlette.requests import Request
 
-from ...engine.outputs import CompletionOutput
-from ...engine.renderer import EngineInput
+from ...engine.outputs.request_output import CompletionOutput
+from ...engine.text.prompts import EngineInput
 from ...protocol.params import SamplingParams
 from ...protocol.structured_outputs import StructuredOutputsParams
 from ..models import ServedModel

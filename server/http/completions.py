@@ -9,8 +9,8 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ...engine.outputs import CompletionOutput, RequestOutput
-from ...engine.renderer import EngineInput
+from ...engine.outputs.request_output import CompletionOutput, RequestOutput
+from ...engine.text.prompts import EngineInput
 from ...protocol.params import SamplingParams
 from ..models import ServedModel
 from .errors import ApiError

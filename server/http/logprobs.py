@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-from ...engine.logprobs import Logprob
-from ...engine.outputs import RequestOutput
-from ...engine.tokenizer import Tokenizer
+from ...engine.outputs.logprobs import Logprob
+from ...engine.outputs.request_output import RequestOutput
+from ...engine.text.byte_alphabet import byte_alphabet
+from ...engine.text.tokenizer import Tokenizer
 from .responses import json_float
 
 Entry = dict[int, Logprob]
@@ -111,11 +112,4 @@ def token_bytes(tokenizer: Tokenizer, token_id: int, text: str) -> bytes:
     return text.encode()
 
 
-def _byte_alphabet() -> dict[str, int]:
-    """Byte-level vocabularies spell each byte as one printable character (the scheme of GPT-2)."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
-
-
-_BYTE_OF = _byte_alphabet()
+_BYTE_OF = {character: byte for byte, character in enumerate(byte_alphabet())}

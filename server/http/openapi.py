@@ -2,17 +2,15 @@
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from ... import __version__
+from .endpoint import Endpoint
 from .responses import json_response
-
-if TYPE_CHECKING:
-    from .app import Endpoint
 
 _ERROR = {
     "description": "An error, as an object that says which field is at fault",
@@ -21,7 +19,7 @@ _ERROR = {
 _ANSWER = {"200": {"description": "The answer"}, "default": _ERROR}
 
 
-def openapi_document(endpoints: Sequence["Endpoint"]) -> dict[str, Any]:
+def openapi_document(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
     """OpenAPI 3.1 of these routes. The page's files are left out."""
     served = [endpoint for endpoint in endpoints if not endpoint.page]
     bodies = list(dict.fromkeys(endpoint.body for endpoint in served if endpoint.body is not None))
@@ -41,7 +39,7 @@ def openapi_document(endpoints: Sequence["Endpoint"]) -> dict[str, Any]:
     }
 
 
-def _operation(endpoint: "Endpoint", schema_of: dict[type, dict[str, Any]]) -> dict[str, Any]:
+def _operation(endpoint: Endpoint, schema_of: dict[type, dict[str, Any]]) -> dict[str, Any]:
     description = (endpoint.handler.__doc__ or "").strip().partition("\n")[0]
     operation: dict[str, Any] = {"summary": description or endpoint.handler.__name__, "responses": _ANSWER}
     names = re.findall(r"{(\w+)", endpoint.path)

@@ -5,7 +5,8 @@ from typing import Any
 
 import msgspec
 
-from ...engine.renderer import ChatParams, EngineInput, TokenizeParams
+from ...engine.text.prompts import EngineInput
+from ...engine.text.render_params import ChatParams, TokenizeParams
 from ..models import ChatSettings, ServedModel
 from .errors import ApiError
 from .schema import ChatCompletionRequest, CompletionRequest, GenerationRequest

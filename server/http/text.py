@@ -5,7 +5,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ...engine.renderer import EngineInput
+from ...engine.text.prompts import EngineInput
 from ..models import ServedModel
 from .errors import ApiError
 from .prompts import chat_prompt, completion_prompts, tokenize_params

@@ -9,7 +9,7 @@ import pytest
 
 import corespan
 from corespan.client import cpus, process
-from corespan.protocol import control_groups
+from corespan.shared import control_groups
 
 V1 = "3:cpu,cpuacct:{}\n2:memory:{}"
 V2 = "0::{}"

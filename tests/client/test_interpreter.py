@@ -11,7 +11,7 @@ from bridge import Bridge, request, tokens_of
 from leftovers import Leftovers
 
 from corespan.client.interpreter import interpreter
-from corespan.engine import hub
+from corespan.engine.model_files import hub
 
 EMBEDDING = ["uwsgi", "blender"]
 

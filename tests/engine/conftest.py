@@ -9,8 +9,9 @@ from text_pipeline import make_config
 from tiny_llama import write_tokenizer
 
 from corespan import AsyncLLM
-from corespan.engine.renderer import Renderer
-from corespan.engine.tokenizer import Tokenizer, load_tokenizer
+from corespan.engine.text.loading import load_tokenizer
+from corespan.engine.text.renderer import Renderer
+from corespan.engine.text.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="session")

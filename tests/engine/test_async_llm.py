@@ -137,7 +137,7 @@ async def test_tokenising_a_long_prompt_holds_nobody_up(engine: AsyncLLM, monkey
 
 
 async def test_checking_a_grammar_holds_nobody_up(engine: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    from corespan.core.structured_output import grammar
+    from corespan.shared import grammar
 
     release, entered = threading.Event(), threading.Event()
 

@@ -9,9 +9,11 @@ import pytest
 from text_pipeline import make_config
 from tiny_llama import write_tokenizer
 
-from corespan.engine.conversation import to_conversation_list
-from corespan.engine.renderer import ChatParams, Renderer
-from corespan.engine.tokenizer import Tokenizer, load_tokenizer
+from corespan.engine.text.conversation import to_conversation_list
+from corespan.engine.text.loading import load_tokenizer
+from corespan.engine.text.render_params import ChatParams
+from corespan.engine.text.renderer import Renderer
+from corespan.engine.text.tokenizer import Tokenizer
 
 USER = {"role": "user", "content": "Hi there"}
 SYSTEM = {"role": "system", "content": "Be brief."}

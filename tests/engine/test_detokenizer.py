@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from text_pipeline import VOCAB_SIZE, byte_fallback_tokenizer, make_config, make_request, stream
 from tiny_llama import write_tokenizer
 
-from corespan.engine.detokenizer import FastStream, SlowStream
-from corespan.engine.input_processor import InputProcessor
-from corespan.engine.outputs import RequestOutput
-from corespan.engine.tokenizer import Tokenizer, load_tokenizer
+from corespan.engine.outputs.request_output import RequestOutput
+from corespan.engine.requests.input_processor import InputProcessor
+from corespan.engine.text.detokenizer import FastStream, SlowStream
+from corespan.engine.text.loading import load_tokenizer
+from corespan.engine.text.tokenizer import Tokenizer
 from corespan.protocol.outputs import FinishReason
 from corespan.protocol.params import RequestOutputKind, SamplingParams
 

@@ -10,7 +10,7 @@ import pytest
 from gguf_files import write_gguf
 
 from corespan.core.models.gguf import GGUFSource
-from corespan.engine.gguf_metadata import generation_config_from_gguf, hf_config_from_gguf, read_metadata
+from corespan.engine.model_files.gguf_metadata import generation_config_from_gguf, hf_config_from_gguf, read_metadata
 
 EMBEDDING = {"token_embd.weight": np.zeros((40, 16), dtype=np.float32)}
 

@@ -9,8 +9,9 @@ import pytest
 from awkward_texts import random_texts
 from gguf_files import byte_level_vocabulary, sentencepiece_vocabulary, write_gguf
 
-from corespan.engine.gguf_tokenizer import convert_gguf_tokenizer
-from corespan.engine.tokenizer import Tokenizer, load_tokenizer
+from corespan.engine.model_files.gguf_tokenizer import convert_gguf_tokenizer
+from corespan.engine.text.loading import load_tokenizer
+from corespan.engine.text.tokenizer import Tokenizer
 
 
 def converted(gguf_path: str | Path, folder: Path) -> Tokenizer:

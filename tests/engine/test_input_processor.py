@@ -11,8 +11,9 @@ import pytest
 from text_pipeline import VOCAB_SIZE, make_config
 from tiny_llama import EOS_TOKEN_ID, write_tokenizer
 
-from corespan.engine.input_processor import InputProcessor
-from corespan.engine.tokenizer import Tokenizer, get_tokenizer, load_tokenizer
+from corespan.engine.requests.input_processor import InputProcessor
+from corespan.engine.text.loading import get_tokenizer, load_tokenizer
+from corespan.engine.text.tokenizer import Tokenizer
 from corespan.protocol.errors import VLLMValidationError
 from corespan.protocol.params import SamplingParams
 from corespan.protocol.requests import EngineCoreRequest

@@ -183,7 +183,7 @@ def test_a_failing_model_is_the_death_of_an_in_process_core(make_engine: Any, mo
 
 
 def test_a_prepared_request_is_warned_of_once(make_engine: Any, caplog: pytest.LogCaptureFixture) -> None:
-    from corespan.engine import prepared_requests
+    from corespan.engine.requests import prepared_requests
 
     prepared_requests._warn_once.cache_clear()
     engine = make_engine()

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from text_pipeline import add, logprobs_of, make_config, make_request, stream
 
-from corespan.engine.input_processor import InputProcessor
-from corespan.engine.logprobs import FlatLogprobs, Logprob, LogprobsStore
-from corespan.engine.output_processor import OutputProcessor
-from corespan.engine.outputs import RequestOutput
-from corespan.engine.tokenizer import Tokenizer
+from corespan.engine.outputs.logprobs import FlatLogprobs, Logprob, LogprobsStore
+from corespan.engine.outputs.output_processor import OutputProcessor
+from corespan.engine.outputs.request_output import RequestOutput
+from corespan.engine.requests.input_processor import InputProcessor
+from corespan.engine.text.tokenizer import Tokenizer
 from corespan.protocol.outputs import EngineCoreOutput, FinishReason, LogprobsArrays
 from corespan.protocol.params import RequestOutputKind, SamplingParams
 

@@ -7,7 +7,8 @@ import pytest
 from prompts import PROMPTS, greedy
 
 from corespan import RequestOutputKind, SamplingParams
-from corespan.engine.metrics.loggers import PrefixCacheHitRate, StatLoggerManager
+from corespan.engine.metrics.loggers import PrefixCacheHitRate
+from corespan.engine.metrics.manager import StatLoggerManager
 from corespan.engine.metrics.stats import FinishedRequestStats, IterationStats, RequestStateStats
 from corespan.protocol.outputs import (
     EngineCoreEvent,

@@ -15,8 +15,8 @@ from gguf import GGUFWriter
 from tiny_llama import write_tokenizer
 
 from corespan.core.models.loader import open_checkpoint
-from corespan.engine import hub, model_source
-from corespan.engine.model_source import fetch_model, resolve_model
+from corespan.engine.model_files import hub, model_source
+from corespan.engine.model_files.model_source import fetch_model, resolve_model
 
 
 @pytest.fixture(autouse=True)
@@ -305,7 +305,7 @@ class TestConversionCache:
         path = write_gguf(tmp_path / "model.gguf")
         script = f"""
 import os
-from corespan.engine.model_source import fetch_model, resolve_model
+from corespan.engine.model_files.model_source import fetch_model, resolve_model
 folder = resolve_model({str(path)!r}).tokenizer_dir
 if os.fork() == 0:
     raise SystemExit

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from text_pipeline import add, make_config, make_request
 
-from corespan.engine.input_processor import InputProcessor
 from corespan.engine.metrics.stats import IterationStats
-from corespan.engine.output_collector import RequestOutputCollector
-from corespan.engine.output_processor import OutputProcessor
-from corespan.engine.outputs import RequestOutput
-from corespan.engine.tokenizer import Tokenizer
+from corespan.engine.outputs.output_collector import RequestOutputCollector
+from corespan.engine.outputs.output_processor import OutputProcessor
+from corespan.engine.outputs.request_output import RequestOutput
+from corespan.engine.requests.input_processor import InputProcessor
+from corespan.engine.text.tokenizer import Tokenizer
 from corespan.protocol.outputs import EngineCoreOutput, FinishReason, PrefillStats
 from corespan.protocol.params import RequestOutputKind, SamplingParams
 from corespan.protocol.requests import EngineCoreRequest
@@ -119,7 +119,7 @@ def test_what_an_output_does_not_know_is_ignored_with_a_warning(caplog: pytest.L
 
 
 def test_children_have_a_seed_each_and_share_the_prompt(request_for: MakeRequest) -> None:
-    from corespan.engine.parallel_sampling import fan_out
+    from corespan.engine.requests.parallel_sampling import fan_out
 
     seeded = [child.request for child in fan_out(request_for(n=3, seed=40))]
     unseeded = [child.request for child in fan_out(request_for(n=3))]
@@ -131,7 +131,7 @@ def test_children_have_a_seed_each_and_share_the_prompt(request_for: MakeRequest
 
 
 def test_the_largest_seed_still_gives_children_legal_seeds(request_for: MakeRequest) -> None:
-    from corespan.engine.parallel_sampling import fan_out
+    from corespan.engine.requests.parallel_sampling import fan_out
 
     for child in fan_out(request_for(n=2, seed=2**63 - 1)):
         assert child.request.sampling_params.seed is not None

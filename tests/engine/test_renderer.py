@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 from text_pipeline import make_config
 
-from corespan.engine.renderer import Renderer, TokenizeParams, to_prompt_list
-from corespan.engine.tokenizer import Tokenizer
+from corespan.engine.text.prompts import to_prompt_list
+from corespan.engine.text.render_params import TokenizeParams
+from corespan.engine.text.renderer import Renderer
+from corespan.engine.text.tokenizer import Tokenizer
 from corespan.protocol.errors import VLLMValidationError
 
 

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from prompts import PROMPTS, greedy
 
-from corespan.engine.metrics.loggers import LoggingStatLogger, StatLoggerBase, StatLoggerManager
+from corespan.engine.metrics.loggers import LoggingStatLogger, StatLoggerBase
+from corespan.engine.metrics.manager import StatLoggerManager
 from corespan.engine.metrics.prometheus import PrometheusStatLogger
 from corespan.engine.metrics.stats import IterationStats, RequestStateStats
 from corespan.protocol.outputs import EngineCoreOutput, PrefillStats, PrefixCacheStats, SchedulerStats

@@ -10,8 +10,8 @@ from async_llm import build_async_llm, is_idle
 from odd_errors import ODD_ERRORS, raise_odd
 
 from corespan.engine.async_llm import AsyncLLM
-from corespan.engine.outputs import RequestOutput
-from corespan.engine.streaming_input import StreamingInput
+from corespan.engine.outputs.request_output import RequestOutput
+from corespan.engine.requests.streaming_input import StreamingInput
 from corespan.protocol.errors import EngineGenerateError
 from corespan.protocol.params import RequestOutputKind, SamplingParams
 

@@ -4,11 +4,11 @@ import msgspec
 import pytest
 from text_pipeline import add, make_config, make_request
 
-from corespan.engine.input_processor import InputProcessor
-from corespan.engine.output_collector import RequestOutputCollector
-from corespan.engine.output_processor import OutputProcessor
-from corespan.engine.outputs import RequestOutput
-from corespan.engine.tokenizer import Tokenizer
+from corespan.engine.outputs.output_collector import RequestOutputCollector
+from corespan.engine.outputs.output_processor import OutputProcessor
+from corespan.engine.outputs.request_output import RequestOutput
+from corespan.engine.requests.input_processor import InputProcessor
+from corespan.engine.text.tokenizer import Tokenizer
 from corespan.protocol.outputs import EngineCoreOutput, FinishReason
 from corespan.protocol.params import RequestOutputKind, SamplingParams
 from corespan.protocol.requests import EngineCoreRequest

@@ -9,8 +9,9 @@ import pytest
 from awkward_texts import random_texts
 from tiny_llama import write_tokenizer
 
-from corespan.engine.model_source import resolve_model
-from corespan.engine.tokenizer import Tokenizer, load_tokenizer
+from corespan.engine.model_files.model_source import resolve_model
+from corespan.engine.text.loading import load_tokenizer
+from corespan.engine.text.tokenizer import Tokenizer
 
 SPLIT = {"type": "Split", "pattern": {"Regex": r"\p{N}"}, "behavior": "Isolated", "invert": False}
 BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}

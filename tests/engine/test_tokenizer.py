@@ -10,9 +10,9 @@ import pytest
 from awkward_texts import random_texts
 from tiny_llama import write_tokenizer
 
-from corespan.engine.detokenizer import SlowStream
-from corespan.engine.tokenizer import get_tokenizer, load_tokenizer
-from corespan.engine.transformers_tokenizer import TransformersTokenizer
+from corespan.engine.text.detokenizer import SlowStream
+from corespan.engine.text.loading import get_tokenizer, load_tokenizer
+from corespan.engine.text.transformers_tokenizer import TransformersTokenizer
 from corespan.protocol.config import ModelConfig
 
 MESSAGES = [{"role": "user", "content": "x"}]
@@ -94,8 +94,8 @@ def test_neither_torch_nor_transformers_is_loaded(tmp_path: Path) -> None:
     edit_config(tmp_path, pad_token="</s>")
     script = (
         "import sys\n"
-        "from corespan.engine.tokenizer import load_tokenizer\n"
-        "import corespan.engine.input_processor, corespan.engine.output_processor\n"
+        "from corespan.engine.text.loading import load_tokenizer\n"
+        "import corespan.engine.requests.input_processor, corespan.engine.outputs.output_processor\n"
         f"tokenizer = load_tokenizer({str(tmp_path)!r})\n"
         "tokenizer.apply_chat_template([{'role': 'user', 'content': 'hi'}])\n"
         "tokenizer(['a', 'b c'], padding='max_length', truncation=True, max_length=4, return_tensors='np')\n"

@@ -13,7 +13,7 @@ import pytest
 from tiny_llama import write_tokenizer
 from tokenizer_folders import add_to_tokenizer_json, added, both, edit
 
-from corespan.engine.tokenizer import Tokenizer
+from corespan.engine.text.tokenizer import Tokenizer
 
 MESSAGES = [{"role": "user", "content": "Hi there"}, {"role": "assistant", "content": "Yes, 3.14"}]
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
@@ -57,7 +57,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         edit(folder / "converted" / "tokenizer_config.json", chat_template=TEMPLATE)
         return both(folder / "converted", model_type="mistral")
     if request.param == "smollm2":
-        from corespan.engine.gguf_tokenizer import convert_gguf_tokenizer
+        from corespan.engine.model_files.gguf_tokenizer import convert_gguf_tokenizer
 
         convert_gguf_tokenizer(request.getfixturevalue("smollm2_gguf"), folder)
         return both(folder)

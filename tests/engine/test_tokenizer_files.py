@@ -7,7 +7,7 @@ import pytest
 from tiny_llama import write_tokenizer
 from tokenizer_folders import add_to_tokenizer_json, added, both, edit
 
-from corespan.engine.tokenizer import load_tokenizer
+from corespan.engine.text.loading import load_tokenizer
 
 MESSAGES = [{"role": "user", "content": "Hi there"}]
 TEXTS = ["plain text", "a<|im_end|>b <new> c", "<image>x<video> <pad>", "re[PAD] <|endoftext|>", "</s> <unk> <extra_1>"]

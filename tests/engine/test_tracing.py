@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from corespan import AsyncEngineArgs, AsyncLLM, SamplingParams
-from corespan.engine import tracing
+from corespan.engine.outputs import tracing
 from corespan.protocol.outputs import EngineCoreOutput, FinishReason
 
 pytest.importorskip("opentelemetry.sdk")

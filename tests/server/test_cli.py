@@ -12,7 +12,7 @@ import pytest
 from scripted_engine import ScriptedEngine, session
 
 import corespan
-from corespan.engine import hub
+from corespan.engine.model_files import hub
 from corespan.protocol.params import RequestOutputKind, SamplingParams
 from corespan.server import cli
 from corespan.server.chat import converse

@@ -11,8 +11,8 @@ from typing import Any, Literal, TypeVar
 from deadlines import DEADLINE
 
 from corespan import LLM, AsyncEngineArgs, AsyncLLM, RequestOutput, RequestOutputKind, SamplingParams
-from corespan.engine.conversation import to_conversation_list
-from corespan.engine.renderer import ChatParams
+from corespan.engine.text.conversation import to_conversation_list
+from corespan.engine.text.render_params import ChatParams
 
 ClientKind = Literal["inproc", "sync_mp", "async_mp"]
 CLIENT_KINDS: tuple[ClientKind, ...] = ("inproc", "sync_mp", "async_mp")

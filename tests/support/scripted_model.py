@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from http_server import ServerThread
 
-from corespan.engine.outputs import CompletionOutput, RequestOutput
+from corespan.engine.outputs.request_output import CompletionOutput, RequestOutput
 from corespan.protocol.params import RequestOutputKind, SamplingParams
 from corespan.server.models import ChatSettings, ServedModel, SingleModel
 

@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 from gguf_files import sentencepiece_vocabulary, write_gguf
 
-from corespan.engine.gguf_tokenizer import convert_gguf_tokenizer
-from corespan.engine.input_processor import InputProcessor
-from corespan.engine.output_collector import RequestOutputCollector
-from corespan.engine.output_processor import OutputProcessor
-from corespan.engine.outputs import RequestOutput
-from corespan.engine.parallel_sampling import fan_out
-from corespan.engine.tokenizer import Tokenizer, load_tokenizer
+from corespan.engine.model_files.gguf_tokenizer import convert_gguf_tokenizer
+from corespan.engine.outputs.output_collector import RequestOutputCollector
+from corespan.engine.outputs.output_processor import OutputProcessor
+from corespan.engine.outputs.request_output import RequestOutput
+from corespan.engine.requests.input_processor import InputProcessor
+from corespan.engine.requests.parallel_sampling import fan_out
+from corespan.engine.text.loading import load_tokenizer
+from corespan.engine.text.tokenizer import Tokenizer
 from corespan.protocol.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
 from corespan.protocol.outputs import EngineCoreOutput, FinishReason, LogprobsArrays
 from corespan.protocol.params import SamplingParams

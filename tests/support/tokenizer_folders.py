@@ -7,7 +7,8 @@ from typing import Any
 
 from tiny_llama import write_tokenizer
 
-from corespan.engine.tokenizer import Tokenizer, load_tokenizer
+from corespan.engine.text.loading import load_tokenizer
+from corespan.engine.text.tokenizer import Tokenizer
 
 Write = Callable[[Path], None]
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from corespan import vllm
-from corespan.engine.tokenizer import load_tokenizer
+from corespan.engine.text.loading import load_tokenizer
 from corespan.vllm._table import MISSING, NAMES
 
 

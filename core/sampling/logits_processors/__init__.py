@@ -1,6 +1,6 @@
-"""Logits processors: the interface for users' own (`interface`, `row_states`), and every engine's (`builtin`)."""
+"""Logits processors: the interface and the parts for users' own (`row_states`), and every engine's (`builtin`)."""
 
-from .interface import AddedRequest, BatchUpdate, LogitsProcessor, MoveDirectionality
+from ....shared.logits_processors import AddedRequest, BatchUpdate, LogitsProcessor, MoveDirectionality
 from .row_states import AdapterLogitsProcessor, RequestLogitsProcessor, process_dict_updates
 
 __all__ = [

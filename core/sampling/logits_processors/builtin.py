@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from ....protocol.config import VllmConfig
-from .interface import AddedRequest, BatchUpdate, LogitsProcessor
+from ....shared.logits_processors import AddedRequest, BatchUpdate, LogitsProcessor
 from .row_states import State, follow_batch
 
 _NEG_INF = float("-inf")

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from ....protocol.errors import may_be_ctrl_c, raised_in
 from ....protocol.params import SamplingParams
-from .interface import BatchUpdate, LogitsProcessor, MoveDirectionality, RowsFailed
+from ....shared.logits_processors import BatchUpdate, LogitsProcessor, MoveDirectionality, RowsFailed
 
 if TYPE_CHECKING:
     import torch

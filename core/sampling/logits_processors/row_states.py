@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from ....protocol.config import VllmConfig
 from ....protocol.errors import may_be_ctrl_c
 from ....protocol.params import SamplingParams
-from .interface import AddedRequest, BatchUpdate, LogitsProcessor, MoveDirectionality, RowsFailed
+from ....shared.logits_processors import AddedRequest, BatchUpdate, LogitsProcessor, MoveDirectionality, RowsFailed
 
 if TYPE_CHECKING:
     import torch

@@ -12,8 +12,8 @@ from tiny_models import build_model
 
 from corespan.core.models.gguf import GGUFSource
 from corespan.core.worker.worker import Worker
-from corespan.engine.gguf_metadata import hf_config_from_gguf, read_metadata
-from corespan.engine.model_source import resolve_model
+from corespan.engine.model_files.gguf_metadata import hf_config_from_gguf, read_metadata
+from corespan.engine.model_files.model_source import resolve_model
 from corespan.protocol.params import SamplingParams
 
 PROMPT = [(11 * i) % 320 for i in range(200)]

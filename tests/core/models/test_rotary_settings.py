@@ -10,7 +10,7 @@ import torch
 
 from corespan.core.models.registry import resolve_decoder_config
 from corespan.core.models.rotary import inverse_frequencies
-from corespan.protocol.rope_config import override_config, read_rope_config
+from corespan.shared.rope_config import override_config, read_rope_config
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 64,

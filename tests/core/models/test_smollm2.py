@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from corespan.core.kernels import library
 from corespan.core.worker.worker import Worker
-from corespan.engine.model_source import ModelFiles, resolve_model
+from corespan.engine.model_files.model_source import ModelFiles, resolve_model
 
 PROMPTS = [
     "The capital of France is",

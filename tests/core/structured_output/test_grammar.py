@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from corespan.core.structured_output import grammar
-from corespan.core.structured_output.grammar import MAX_REFERENCES, MAX_RULES, check_grammar, grammar_text
-from corespan.engine.structured_output_check import validate_structured_outputs
+from corespan.engine.requests.structured_output_check import validate_structured_outputs
 from corespan.protocol.errors import VLLMValidationError
 from corespan.protocol.params import SamplingParams
 from corespan.protocol.structured_outputs import StructuredOutputsParams
+from corespan.shared import grammar
+from corespan.shared.grammar import MAX_REFERENCES, MAX_RULES, check_grammar, grammar_text
 
 LARK = '?start: sum\nsum: NUMBER ("+" NUMBER)*\nNUMBER: /[0-9]+/'
 EBNF = 'root ::= number ("+" number)*\nnumber ::= [0-9]+'
@@ -186,7 +186,7 @@ def test_the_check_loads_no_torch() -> None:
         "import sys\n"
         "from corespan.protocol.params import SamplingParams\n"
         "from corespan.protocol.structured_outputs import StructuredOutputsParams\n"
-        "from corespan.engine.structured_output_check import validate_structured_outputs as check\n"
+        "from corespan.engine.requests.structured_output_check import validate_structured_outputs as check\n"
         "check(SamplingParams(structured_outputs=StructuredOutputsParams(json_object=True)))\n"
         "assert 'torch' not in sys.modules and 'transformers' not in sys.modules\n"
     )

@@ -19,7 +19,7 @@ from corespan.core.sampling.metadata import SamplingBatch
 from corespan.core.sampling.sampler import Sampler
 from corespan.core.scheduler.request import Request
 from corespan.core.structured_output.manager import StructuredOutputManager
-from corespan.engine.model_source import resolve_model
+from corespan.engine.model_files.model_source import resolve_model
 from corespan.protocol.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
 from corespan.protocol.params import SamplingParams
 from corespan.protocol.requests import EngineCoreRequest

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from corespan.core.structured_output.grammar import _byte_tokenizer, check_grammar, compiled, grammar_text
 from corespan.protocol.errors import VLLMValidationError
 from corespan.protocol.structured_outputs import StructuredOutputsParams
+from corespan.shared.grammar import _byte_tokenizer, check_grammar, compiled, grammar_text
 
 
 def const(value: str) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from corespan.core.models.native_decoder import load_decoder
 from corespan.core.models.registry import resolve_decoder_config
 from corespan.core.worker import memory
 from corespan.core.worker.worker import Worker
-from corespan.protocol import control_groups
+from corespan.shared import control_groups
 
 HOST = 64 << 30
 

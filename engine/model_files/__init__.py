@@ -1,0 +1,1 @@
+"""Where a model's files come from, and what a GGUF file is converted into."""

@@ -1,0 +1,1 @@
+"""From the core's outputs to what users get."""

@@ -1,0 +1,1 @@
+"""From a prompt and its parameters to a request for the core."""

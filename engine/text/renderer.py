@@ -1,0 +1,168 @@
+"""From what a user calls a prompt to what the engine takes: token ids or embeddings.
+
+Called by the input processor for raw prompts and by `LLM` for chats; users may call it to prepare requests themselves.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ...protocol.config import ModelConfig
+from ...protocol.errors import VLLMValidationError
+from .chat_template import reads_content_parts, render_chat_template
+from .conversation import plain_conversation, template_messages
+from .prompts import EngineInput, as_float32, check_options, checked_ids, parse_prompt
+from .render_params import ChatParams, TokenizeParams
+from .tokenizer import Tokenizer
+
+
+class Renderer:
+    """Tokenises prompts and conversations for one model. Safe to call from several threads."""
+
+    def __init__(self, model_config: ModelConfig, tokenizer: Tokenizer | None) -> None:
+        self.model_config = model_config
+        self.tokenizer = tokenizer
+        self.default_cmpl_tok_params = TokenizeParams()
+        self.default_chat_tok_params = TokenizeParams(add_special_tokens=False)
+
+    def render_cmpl(self, prompts: Sequence[Any], tok_params: TokenizeParams | None = None) -> list[EngineInput]:
+        """Each prompt rendered.
+
+        Raises TypeError for what is no prompt, ValueError for one that this model cannot be given.
+        """
+        params = tok_params or self.default_cmpl_tok_params
+        return [self._render(prompt, params) for prompt in prompts]
+
+    def render_chat(
+        self,
+        conversations: Sequence[Sequence[Any]],
+        chat_params: ChatParams | None = None,
+        tok_params: TokenizeParams | None = None,
+    ) -> tuple[list[list[dict[str, Any]]], list[EngineInput]]:
+        """The conversations as the template saw them, and their prompts. Raises ValueError or TypeError."""
+        chat, tokenization = chat_params or ChatParams(), tok_params or self.default_chat_tok_params
+        seen, inputs = [], []
+        for conversation in conversations:
+            messages, text = self._apply_template(conversation, chat)
+            seen.append(messages)
+            inputs.append(self._render({"prompt": text}, tokenization))
+        return seen, inputs
+
+    def _apply_template(self, conversation: Sequence[Any], params: ChatParams) -> tuple[list[dict[str, Any]], str]:
+        tokenizer = self._need_tokenizer("chat")
+        template = tokenizer.get_chat_template(params.chat_template, params.tools)
+        content_format = params.chat_template_content_format
+        if content_format == "auto":
+            content_format = "openai" if reads_content_parts(template) else "string"
+        messages = template_messages(plain_conversation(conversation), join_parts=content_format == "string")
+        text = render_chat_template(
+            template,
+            messages,
+            tools=params.tools,
+            add_generation_prompt=params.add_generation_prompt,
+            continue_final_message=params.continue_final_message,
+            variables={**tokenizer.special_tokens_map, **params.chat_template_kwargs},
+        )
+        return messages, text
+
+    def _render(self, prompt: Any, params: TokenizeParams) -> EngineInput:
+        arrival_time = time.time()
+        if isinstance(prompt, Mapping) and "type" in prompt:
+            return self._check_rendered(prompt)
+        fields = parse_prompt(prompt)
+        if "prompt_embeds" in fields:
+            rendered = self._render_embeds(fields["prompt_embeds"], arrival_time)
+        else:
+            if "prompt_token_ids" in fields:
+                token_ids = checked_ids(fields["prompt_token_ids"])
+            else:
+                token_ids = self._tokenise(fields["prompt"], params)
+            rendered = {"type": "token", "prompt_token_ids": token_ids, "arrival_time": arrival_time}
+        rendered = truncate(rendered, params, self.model_config.max_model_len)
+        if "prompt" in fields:
+            rendered["prompt"] = fields["prompt"]
+        if "cache_salt" in fields:
+            rendered["cache_salt"] = fields["cache_salt"]
+        return rendered
+
+    def _tokenise(self, text: str, params: TokenizeParams) -> list[int]:
+        """Raises VLLMValidationError, before anything is tokenised, for a text that cannot fit and is not truncated."""
+        tokenizer = self._need_tokenizer("a text prompt")
+        limit = self.model_config.max_model_len
+        if params.truncate_prompt_tokens is None and len(text) >= limit:
+            if (fewest := tokenizer.fewest_tokens(text)) >= limit:
+                raise VLLMValidationError(
+                    f"the prompt has {len(text)} characters, which are {fewest} tokens at least; with max_model_len "
+                    f"{limit} it may have at most {limit - 1}",
+                    parameter="input_text",
+                    value=len(text),
+                )
+        return tokenizer.encode(text, add_special_tokens=params.add_special_tokens)
+
+    def _render_embeds(self, value: Any, arrival_time: float) -> EngineInput:
+        embeds = as_float32(value)
+        if not self.model_config.enable_prompt_embeds:
+            raise ValueError("prompt_embeds need an engine with enable_prompt_embeds=True")
+        if embeds.ndim == 3 and embeds.shape[0] == 1:
+            embeds = embeds[0]
+        hidden_size = int(self.model_config.hf_config["hidden_size"])
+        if embeds.ndim != 2 or embeds.shape[1] != hidden_size:
+            raise ValueError(f"prompt_embeds must be of shape [num_tokens, {hidden_size}], got {list(embeds.shape)}")
+        if not np.isfinite(embeds).all():
+            raise ValueError("prompt_embeds must be finite; they hold NaN or infinity")
+        return {
+            "type": "embeds",
+            "prompt_token_ids": [0] * len(embeds),
+            "prompt_embeds": embeds,
+            "arrival_time": arrival_time,
+        }
+
+    def _check_rendered(self, prompt: Mapping[str, Any]) -> EngineInput:
+        if prompt["type"] not in ("token", "embeds"):
+            raise ValueError(f"a rendered prompt's type is 'token' or 'embeds', got {prompt['type']!r}")
+        check_options(prompt)
+        arrival_time = prompt.get("arrival_time")
+        if arrival_time is None:
+            arrival_time = time.time()
+        if prompt["type"] == "embeds":
+            rendered = self._render_embeds(prompt.get("prompt_embeds"), arrival_time)
+        else:
+            token_ids = checked_ids(prompt.get("prompt_token_ids"))
+            rendered = {"type": "token", "prompt_token_ids": token_ids, "arrival_time": arrival_time}
+        if prompt.get("prompt") is not None:
+            rendered["prompt"] = prompt["prompt"]
+        if prompt.get("cache_salt") is not None:
+            rendered["cache_salt"] = prompt["cache_salt"]
+        return rendered
+
+    def _need_tokenizer(self, purpose: str) -> Tokenizer:
+        if self.tokenizer is None:
+            raise ValueError(f"{purpose} needs a tokenizer, and this engine has none; pass prompt_token_ids")
+        return self.tokenizer
+
+
+def truncate(rendered: EngineInput, params: TokenizeParams, max_model_len: int) -> EngineInput:
+    """`rendered` cut to the wanted number of tokens, or of rows of its embeddings.
+
+    Raises VLLMValidationError for more than the model can take.
+    """
+    wanted = params.truncate_prompt_tokens
+    if wanted is None:
+        return rendered
+    most = max_model_len - 1  # room for one token of output
+    if wanted > most:
+        raise VLLMValidationError(
+            f"truncate_prompt_tokens is {wanted}; it must be at most {most} (max_model_len {max_model_len} less one)",
+            parameter="truncate_prompt_tokens",
+            value=wanted,
+        )
+    count = most if wanted == -1 else wanted
+    length = len(rendered["prompt_token_ids"])
+    if length > count:
+        kept = slice(length - count, length) if params.truncation_side == "left" else slice(count)
+        rendered["prompt_token_ids"] = rendered["prompt_token_ids"][kept]
+        if "prompt_embeds" in rendered:
+            rendered["prompt_embeds"] = rendered["prompt_embeds"][kept]
+    return rendered

@@ -1,0 +1,1 @@
+"""Code that runs on both sides of the bridge. Loads no torch."""
