@@ -18,6 +18,7 @@ from ..protocol.requests import EngineCoreRequest
 from ..protocol.user_classes import find_class
 from .executor.abstract import Executor
 from .kv_cache.block_hash import BlockHasher
+from .kv_cache.groups import KVCacheConfig
 from .kv_sizing import NULL_BLOCKS, num_kv_blocks, with_kv_blocks
 from .profile_ranges import profile_range
 from .request_checks import check_request
@@ -73,13 +74,15 @@ class EngineCore:
         self._idle_actions: list[tuple[Callable[[], None], Future[None]]] = []
         self.executor: Executor = _load_class(executor_class)(vllm_config)
         try:
-            self.vllm_config = self._initialize_kv_cache(vllm_config)
+            kv_groups = self.executor.kv_groups()
+            self.vllm_config = self._initialize_kv_cache(vllm_config, KVCacheConfig.of(vllm_config, kv_groups))
             self.structured_output_manager = StructuredOutputManager(self.vllm_config)
             self.scheduler = Scheduler(
                 self.vllm_config,
                 self._num_gpu_blocks + NULL_BLOCKS,
                 structured_output_manager=self.structured_output_manager,
                 log_stats=log_stats,
+                kv_groups=kv_groups,
             )
         except BaseException:
             self.executor.shutdown()
@@ -93,12 +96,12 @@ class EngineCore:
         assert num_gpu_blocks is not None
         return num_gpu_blocks
 
-    def _initialize_kv_cache(self, vllm_config: VllmConfig) -> VllmConfig:
+    def _initialize_kv_cache(self, vllm_config: VllmConfig, kv_config: KVCacheConfig) -> VllmConfig:
         num_blocks = num_kv_blocks(
-            vllm_config, self.executor.kv_block_bytes(), self.executor.determine_available_memory()
+            vllm_config, kv_config, self.executor.kv_block_bytes(), self.executor.determine_available_memory()
         )
         self.executor.initialize_kv_cache(num_blocks + NULL_BLOCKS)
-        return with_kv_blocks(vllm_config, num_blocks)
+        return with_kv_blocks(vllm_config, kv_config, num_blocks)
 
     # Requests
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ...protocol.config import VllmConfig
+from ..kv_cache.groups import LayerKind
 from ..scheduler.runner_messages import ModelRunnerOutput, SchedulerOutput
 
 
@@ -39,8 +40,13 @@ class Executor(ABC):
         return min(self.collective_rpc("determine_available_memory"))
 
     def kv_block_bytes(self) -> int:
-        """Bytes of one KV block on a worker, over all its layers."""
+        """Bytes of one KV block on a worker, over the layers of the largest group."""
         return max(self.collective_rpc("kv_block_bytes"))
+
+    def kv_groups(self) -> tuple[LayerKind, ...]:
+        """Of what kind the layers of each KV group are."""
+        kinds: tuple[LayerKind, ...] = self.collective_rpc("kv_groups")[0]
+        return kinds
 
     def initialize_kv_cache(self, num_blocks: int) -> None:
         self.collective_rpc("initialize_kv_cache", args=(num_blocks,))

@@ -85,7 +85,8 @@ class FreeBlockQueue:
 
 
 class BlockPool:
-    """All blocks of the cache. Block 0 is the null block: it pads block tables and is never handed out.
+    """All blocks of the cache. Block 0 is the null block: it pads block tables, stands for blocks that a request gave
+    back, and is never handed out. The pool holds it itself, so that it may be touched and freed like any other.
 
     A free block keeps its content, and its hash, until it is handed out again (lazy eviction, least recently used
     first); blocks that cannot be found by content are reused before any that can. A hash leads to one block: a second
@@ -98,6 +99,7 @@ class BlockPool:
         self.num_usable_blocks = num_blocks - 1
         self.blocks = [KVCacheBlock(block_id) for block_id in range(num_blocks)]
         self.null_block = self.blocks[0]
+        self.null_block.ref_cnt = 1
         self.free_queue = FreeBlockQueue(self.blocks[1:])
         self._block_by_hash: dict[bytes, KVCacheBlock] = {}
 

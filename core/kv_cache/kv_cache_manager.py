@@ -1,27 +1,40 @@
 """Gives requests the KV-cache blocks they need and finds prefixes that are in the cache already.
 
-Called only by the scheduler. A request's blocks are listed on the request; this class alone changes that list.
+Called only by the scheduler. A request is known by its id here; its blocks are listed by the managers of the groups.
 """
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
 from ...protocol.outputs import PrefixCacheStats
-from ..scheduler.request import Request
 from .block_pool import BlockPool, KVCacheBlock
+from .group_manager import GroupManager
+from .groups import KVCacheConfig
+
+
+class Prefix(NamedTuple):
+    """Cached tokens with which a request can begin, and their blocks by group."""
+
+    num_tokens: int
+    blocks: list[list[KVCacheBlock]]
 
 
 class KVCacheManager:
-    """Blocks for requests, with prefix caching by content.
+    """Blocks for requests, out of one pool for all KV groups, with prefix caching by content.
 
     A full block can be found from the moment the scheduler plans its computation, so that a request admitted in the
     same step shares it: the model runner writes the keys and values of the whole step before it attends to any of
     them. Until the step is through such blocks are *uncommitted*, and `revoke` takes them back if it did not happen.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, enable_caching: bool) -> None:
-        self.block_size = block_size
+    def __init__(self, config: KVCacheConfig, num_blocks: int, enable_caching: bool) -> None:
+        self.config = config
+        self.block_size = config.block_size
         self.enable_caching = enable_caching
         self.block_pool = BlockPool(num_blocks)
+        self.groups = [GroupManager(config, index, self.block_pool) for index in range(len(config.kinds))]
+        self._num_cached: dict[str, int] = {}  # blocks of each request, from the first, that were let be found
         self._uncommitted: dict[str, list[KVCacheBlock]] = {}
         self._stats = PrefixCacheStats()
 
@@ -31,71 +44,81 @@ class KVCacheManager:
         return self.block_pool.usage
 
     @property
-    def capacity(self) -> int:
-        """How many tokens of one request the cache holds at most."""
-        return self.block_pool.num_usable_blocks * self.block_size
-
-    @property
     def num_free_blocks(self) -> int:
         return self.block_pool.num_free_blocks
 
-    def num_blocks_for(self, num_tokens: int) -> int:
-        return -(-num_tokens // self.block_size)
-
     def can_ever_hold(self, num_tokens: int) -> bool:
         """Whether the whole cache, were it empty, has room for so many tokens of one request."""
-        return num_tokens <= self.capacity
+        return self.config.blocks_for(num_tokens) <= self.block_pool.num_usable_blocks
 
-    def get_computed_blocks(self, request: Request) -> list[KVCacheBlock]:
-        """The longest run of cached blocks at the start of the request that leaves at least one token to compute.
+    def longest_request(self, limit: int) -> int:
+        """How many tokens of one request, up to `limit`, the whole cache has room for."""
+        return self.config.longest_request(self.block_pool.num_usable_blocks, limit)
 
-        Nothing is claimed yet; pass the blocks on to `allocate_slots`.
+    def find_prefix(self, block_hashes: Sequence[bytes], num_tokens: int) -> Prefix:
+        """The longest prefix that every group has cached and that leaves at least one of the tokens to compute.
+
+        Nothing is claimed yet; pass it on to `admit`.
         """
-        if not self.enable_caching or request.skip_reading_prefix_cache:
-            return []
-        request.extend_block_hashes()
-        blocks: list[KVCacheBlock] = []
-        max_blocks = (request.num_tokens - 1) // self.block_size
-        for block_hash in request.block_hashes[:max_blocks]:
-            block = self.block_pool.get_cached_block(block_hash)
-            if block is None:
+        length = min(len(block_hashes), (num_tokens - 1) // self.block_size) if self.enable_caching else 0
+        num_agreed = 0
+        for group in itertools.cycle(self.groups):  # until a length satisfies all
+            shorter = group.longest_prefix(block_hashes, length)
+            num_agreed = num_agreed + 1 if shorter == length else 1
+            length = shorter
+            if num_agreed == len(self.groups):
                 break
-            blocks.append(block)
-        return blocks
+        return Prefix(length * self.block_size, [group.cached_blocks(block_hashes[:length]) for group in self.groups])
 
-    def allocate_slots(
-        self, request: Request, num_tokens: int, computed_blocks: Sequence[KVCacheBlock] = (), keep_free: int = 0
-    ) -> list[int] | None:
-        """Give the request blocks for its first `num_tokens` tokens; the ids of those it did not have.
+    def admit(self, request_id: str, num_tokens: int, prefix: Prefix, watermark: int = 0) -> bool:
+        """Give a new request the prefix, and blocks with which all its `num_tokens` tokens can be computed.
 
-        `computed_blocks` come first for a request that has none yet. None, and nothing changed, when there are not
-        enough blocks or fewer than `keep_free` would be left.
+        False, and nothing changed, when there are not enough or fewer than `watermark` a group would be left.
         """
-        num_new = self.num_blocks_for(num_tokens) - len(request.blocks) - len(computed_blocks)
-        if num_new <= 0 and not computed_blocks:
-            return []
-        num_revived = sum(block.ref_cnt == 0 for block in computed_blocks)
-        if num_new + num_revived + keep_free > self.block_pool.num_free_blocks:
-            return None
-        self.block_pool.touch(computed_blocks)
-        new_blocks = [*computed_blocks, *self.block_pool.get_new_blocks(num_new)]
-        request.blocks.extend(new_blocks)
-        if computed_blocks:
-            request.num_cached_blocks = len(computed_blocks)
-        return [block.block_id for block in new_blocks]
+        num_new = [
+            group.num_to_admit(num_tokens, blocks) for group, blocks in zip(self.groups, prefix.blocks, strict=True)
+        ]
+        num_revived = sum(block.ref_cnt == 0 for blocks in prefix.blocks for block in blocks)
+        if sum(num_new) + num_revived + watermark * len(num_new) > self.block_pool.num_free_blocks:
+            return False
+        for blocks in prefix.blocks:
+            self.block_pool.touch(blocks)
+        for group, blocks, count in zip(self.groups, prefix.blocks, num_new, strict=True):
+            group.blocks[request_id] = [*blocks, *self.block_pool.get_new_blocks(count)]
+        self._num_cached[request_id] = len(prefix.blocks[0])
+        return True
 
-    def cache_blocks(self, request: Request, num_tokens: int) -> None:
+    def extend(self, request_id: str, num_computed: int, num_tokens: int, watermark: int = 0) -> list[list[int]] | None:
+        """Give a request what it lacks to compute its tokens from `num_computed` up to `num_tokens`.
+
+        Blocks that these do not attend to are given back. The new blocks' ids by group, [] if there are none; None, and
+        none given, when there are not enough or fewer than `watermark` a group would be left.
+        """
+        num_new = 0
+        for group in self.groups:
+            num_new += group.num_missing(request_id, num_computed, num_tokens)
+        if num_new == 0:
+            return []
+        if num_new + watermark * len(self.groups) > self.block_pool.num_free_blocks:
+            return None
+        return [group.extend(request_id, num_tokens) for group in self.groups]
+
+    def block_ids(self, request_id: str) -> list[list[int]]:
+        """By group. The null block's id stands for blocks that are not read any more."""
+        return [[block.block_id for block in group.blocks[request_id]] for group in self.groups]
+
+    def holds_any(self, request_id: str, block_ids: Collection[int]) -> bool:
+        return any(block.block_id in block_ids for group in self.groups for block in group.blocks[request_id])
+
+    def cache_blocks(self, request_id: str, block_hashes: Sequence[bytes], num_tokens: int) -> None:
         """Let the blocks be found that are full once the step that is being planned has computed `num_tokens`."""
-        num_full = num_tokens // self.block_size
-        if not self.enable_caching or num_full <= request.num_cached_blocks:
+        start, end = self._num_cached[request_id], num_tokens // self.block_size
+        if not self.enable_caching or end <= start:
             return
-        request.extend_block_hashes()
-        uncommitted = self._uncommitted.setdefault(request.request_id, [])
-        for index in range(request.num_cached_blocks, num_full):
-            block = request.blocks[index]
-            if self.block_pool.cache(block, request.block_hashes[index]):
-                uncommitted.append(block)
-        request.num_cached_blocks = num_full
+        uncommitted = self._uncommitted.setdefault(request_id, [])
+        for group in self.groups:
+            uncommitted += group.cache(request_id, block_hashes, start, end)
+        self._num_cached[request_id] = end
 
     def commit(self) -> None:
         """The step was computed: what it filled is there to stay."""
@@ -108,11 +131,11 @@ class KVCacheManager:
             self.block_pool.uncache(block)
         return [block.block_id for block in blocks]
 
-    def free(self, request: Request) -> None:
-        """Take all blocks of the request back; the end of its text is evicted before the beginning."""
-        self.block_pool.free(request.blocks[::-1])
-        request.blocks = []
-        request.num_cached_blocks = 0
+    def free(self, request_id: str) -> None:
+        """Take all blocks of the request back, if it has any."""
+        if self._num_cached.pop(request_id, None) is not None:
+            for group in self.groups:
+                group.free(request_id)
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached content. False, and nothing done, while a request holds blocks."""

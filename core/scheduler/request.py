@@ -1,7 +1,7 @@
-"""A request as the scheduler sees it: its tokens, how many are computed, its blocks, and when it stops.
+"""A request as the scheduler sees it: its tokens, how many are computed, and when it stops.
 
-Built from the shell's message in the core's input thread; from then on only the scheduler and the KV-cache manager,
-both in the busy loop, change it.
+Built from the shell's message in the core's input thread; from then on only the scheduler, in the busy loop, changes
+it.
 """
 
 import enum
@@ -16,7 +16,6 @@ from ...protocol.params import SamplingParams
 from ...protocol.repetition import RepetitionDetectionParams
 from ...protocol.requests import EngineCoreRequest
 from ..kv_cache.block_hash import BlockHasher
-from ..kv_cache.block_pool import KVCacheBlock
 
 
 class RequestStatus(enum.IntEnum):
@@ -77,8 +76,6 @@ class Request:
         "num_prompt_tokens",
         "num_computed_tokens",
         "num_preemptions",
-        "blocks",
-        "num_cached_blocks",
         "block_hashes",
         "use_structured_output",
         "structured_output_state",
@@ -121,8 +118,6 @@ class Request:
         self.num_prompt_tokens = len(self.token_ids) - len(request.output_token_ids)
         self.num_computed_tokens = 0
         self.num_preemptions = 0
-        self.blocks: list[KVCacheBlock] = []
-        self.num_cached_blocks = 0  # blocks, from the first, that were handed to the prefix cache
         self.block_hashes: list[bytes] = []
         self.structured_output_state: object = None
         self.drafter: object = None

@@ -14,6 +14,7 @@ class NewRequestData:
     """A request that enters the batch: for the first time, or again after a preemption.
 
     `token_ids` are all its tokens so far, prompt first; the first `num_computed_tokens` are in the cache already.
+    `block_ids`: by KV group, its blocks in the order of its tokens; 0, the null block, for those that are not read.
     """
 
     req_id: str
@@ -21,7 +22,7 @@ class NewRequestData:
     num_prompt_tokens: int
     sampling_params: SamplingParams
     noise_seed: int
-    block_ids: list[int]
+    block_ids: list[list[int]]
     num_computed_tokens: int
     prompt_embeds: np.ndarray | None = None
 
@@ -29,7 +30,7 @@ class NewRequestData:
 @dataclass(slots=True)
 class SchedulerOutput:
     """One step's work. `num_scheduled_tokens` lists every scheduled request, in the order of the batch; each goes on
-    where its last step ended. `new_block_ids` are for those that are in the batch already.
+    where its last step ended. `new_block_ids` are for those that are in the batch already, by KV group.
 
     `drafts`: tokens that may follow a request's last one; they are computed behind it, counted in its scheduled tokens.
     `removed_req_ids` leave the batch before this step: finished, aborted or preempted since the last one.
@@ -37,7 +38,7 @@ class SchedulerOutput:
     """
 
     scheduled_new_reqs: list[NewRequestData]
-    new_block_ids: dict[str, list[int]]
+    new_block_ids: dict[str, list[list[int]]]
     num_scheduled_tokens: dict[str, int]
     total_num_scheduled_tokens: int
     removed_req_ids: set[str]

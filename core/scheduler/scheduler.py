@@ -5,10 +5,11 @@ belongs to every `schedule()`, also to one that planned nothing.
 """
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from ...protocol.config import VllmConfig
 from ...protocol.outputs import EngineCoreOutputs, PrefillStats, SchedulerStats
+from ..kv_cache.groups import FullAttention, KVCacheConfig, LayerKind
 from ..kv_cache.kv_cache_manager import KVCacheManager
 from ..speculation.ngram import MAX_STEP_TOKENS, NgramProposer
 from .grammar_gate import GrammarGate, GrammarManager
@@ -40,6 +41,7 @@ class Scheduler:
         num_gpu_blocks: int,
         structured_output_manager: GrammarManager | None = None,
         log_stats: bool = False,
+        kv_groups: Sequence[LayerKind] = (FullAttention(),),
     ) -> None:
         config, cache_config = vllm_config.scheduler_config, vllm_config.cache_config
         self._max_model_len = config.max_model_len
@@ -52,7 +54,7 @@ class Scheduler:
         self._log_stats = log_stats
         self.table = RequestTable(config.policy, log_events=log_stats)
         self.kv_cache_manager = KVCacheManager(
-            num_gpu_blocks, cache_config.block_size, cache_config.enable_prefix_caching
+            KVCacheConfig.of(vllm_config, kv_groups), num_gpu_blocks, cache_config.enable_prefix_caching
         )
         self.pause_state = PauseState.UNPAUSED
         self._grammars = GrammarGate(structured_output_manager)
@@ -96,7 +98,7 @@ class Scheduler:
             request = requests.get(request_id)
             if request is not None:
                 self.table.finish(request, status)
-                self.kv_cache_manager.free(request)
+                self.kv_cache_manager.free(request_id)
                 finished.append((request_id, request.client_index))
         return finished
 
@@ -157,7 +159,7 @@ class Scheduler:
         self._schedule_running(plan)
         if not plan.has_preempted:
             self._schedule_waiting(plan)
-        output = plan.to_output(self.table.take_removed())
+        output = plan.to_output(self.table.take_removed(), self.kv_cache_manager)
         if plan.constrained:
             self._grammars.constrain(output, plan.constrained)
         return output
@@ -184,7 +186,7 @@ class Scheduler:
                     continue
             end = request.num_computed_tokens + num_new
             # Decode fast path: allocate only where this token starts a block, hash only where it completes one.
-            if (num_new > 1 or end % block_size <= 1) and not self._allocate(request, end, plan):
+            if (num_new > 1 or end % block_size <= 1) and not self._take_blocks(request, end, plan):
                 continue
             if self._proposer is not None and num_new == 1:
                 num_new += self._add_draft(request, end, plan)
@@ -198,22 +200,36 @@ class Scheduler:
             return num_tokens
         return budget if self._chunked_prefill else 0
 
-    def _allocate(self, request: Request, end: int, plan: StepPlan) -> bool:
-        """Blocks for a running request's first `end` tokens, preempting others for them.
+    def _take_blocks(self, request: Request, end: int, plan: StepPlan) -> bool:
+        """See to the blocks of a running request's tokens from the first that is not computed up to `end`.
 
-        False when the request itself had to go.
+        False when there were too few even after preempting others, and the request itself had to go.
         """
-        while (block_ids := self.kv_cache_manager.allocate_slots(request, end)) is None:
+        start, block_size = request.num_computed_tokens, self._block_size
+        if (start % block_size == 0 or end - start > 1) and not self._allocate(request, end, plan):
+            return False
+        if end % block_size == 0 or end - start > 1:
+            self._cache_blocks(request, end)
+        return True
+
+    def _allocate(self, request: Request, end: int, plan: StepPlan) -> bool:
+        """Blocks for a running request's tokens up to `end`, preempting others for them; False as of `_take_blocks`."""
+        extend = self.kv_cache_manager.extend
+        while (new_blocks := extend(request.request_id, request.num_computed_tokens, end)) is None:
             victim = self._preemption_victim()
             plan.drop(victim)
             plan.has_preempted = True
             self._preempt(victim)
             if victim is request:
                 return False
-        if block_ids:
-            plan.new_blocks[request.request_id] = block_ids
-        self.kv_cache_manager.cache_blocks(request, end)
+        if new_blocks:
+            plan.new_blocks[request.request_id] = new_blocks
         return True
+
+    def _cache_blocks(self, request: Request, end: int) -> None:
+        """Let the blocks be found that are full once the request's first `end` tokens are computed."""
+        request.extend_block_hashes()
+        self.kv_cache_manager.cache_blocks(request.request_id, request.block_hashes, end)
 
     def _preemption_victim(self) -> Request:
         running = self.table.running.values()
@@ -222,7 +238,7 @@ class Scheduler:
     def _preempt(self, request: Request) -> None:
         """Take everything computed from a running request and let it wait for its turn to come again."""
         self.kv_cache_manager.revoke(request.request_id)
-        self.kv_cache_manager.free(request)
+        self.kv_cache_manager.free(request.request_id)
         request.reset_progress()
         self.table.preempt(request)
         self._num_preemptions += 1
@@ -235,11 +251,13 @@ class Scheduler:
         draft = self._proposer.propose(request, room)
         if not draft:
             return 0
-        new_blocks = self.kv_cache_manager.allocate_slots(request, end + len(draft), keep_free=num_running)
+        new_blocks = self.kv_cache_manager.extend(
+            request.request_id, request.num_computed_tokens, end + len(draft), watermark=num_running
+        )
         if new_blocks is None:
             return 0
         if new_blocks:
-            plan.new_blocks.setdefault(request.request_id, []).extend(new_blocks)
+            plan.add_blocks(request.request_id, new_blocks)
         plan.drafts[request.request_id] = draft
         return len(draft)
 
@@ -265,22 +283,24 @@ class Scheduler:
 
     def _reject_too_large(self, request: Request) -> None:
         """No cache of this size can hold it: it would wait for ever, and hold up all behind it."""
-        capacity = self.kv_cache_manager.capacity
+        capacity = self.kv_cache_manager.longest_request(request.num_tokens)
         message = f"the request needs room for {request.num_tokens} tokens; the whole KV cache holds {capacity}"
         self.table.finish_unseen(request, RequestStatus.FINISHED_ERROR, message)
 
     def _admit(self, request: Request, plan: StepPlan) -> bool:
         """Put a request into the plan; False when the blocks or the budget do not suffice."""
-        cached_blocks = self.kv_cache_manager.get_computed_blocks(request)
-        num_cached = len(cached_blocks) * self._block_size
+        request.extend_block_hashes()
+        hashes = () if request.skip_reading_prefix_cache else request.block_hashes
+        prefix = self.kv_cache_manager.find_prefix(hashes, request.num_tokens)
+        num_cached = prefix.num_tokens
         num_new = self._chunk(request.num_tokens - num_cached, plan.budget)
         if num_new == 0:
             return False
         # Watermark: one free block per running request, so that admission does not cause an immediate preemption.
-        keep_free = len(self.table.running)
-        if self.kv_cache_manager.allocate_slots(request, request.num_tokens, cached_blocks, keep_free) is None:
+        watermark = len(self.table.running)
+        if not self.kv_cache_manager.admit(request.request_id, request.num_tokens, prefix, watermark):
             return False
-        self.kv_cache_manager.cache_blocks(request, num_cached + num_new)
+        self.kv_cache_manager.cache_blocks(request.request_id, request.block_hashes, num_cached + num_new)
         request.num_computed_tokens = num_cached
         if request.status is not RequestStatus.PREEMPTED:
             self.kv_cache_manager.record_lookup(request.num_tokens, num_cached)
@@ -345,7 +365,7 @@ class Scheduler:
             stopped = request.append_output_token(token_id)
             new_token_ids.append(token_id)
         request.num_computed_tokens = request.num_tokens - 1
-        self.kv_cache_manager.cache_blocks(request, request.num_computed_tokens)
+        self._cache_blocks(request, request.num_computed_tokens)
         outputs.add(request, new_token_ids)
         return stopped
 
@@ -368,7 +388,7 @@ class Scheduler:
             void_ids.update(self.kv_cache_manager.revoke(request_id))
             request = running.get(request_id)
             if request is not None:
-                self.kv_cache_manager.free(request)
+                self.kv_cache_manager.free(request_id)
                 self.table.finish_unseen(request, RequestStatus.FINISHED_ERROR, error)
         if not void_ids:
             return
@@ -376,7 +396,7 @@ class Scheduler:
             request = running.get(request_id)
             if request is None:
                 void_ids.update(self.kv_cache_manager.revoke(request_id))
-            elif any(block.block_id in void_ids for block in request.blocks):
+            elif self.kv_cache_manager.holds_any(request_id, void_ids):
                 void_ids.update(self.kv_cache_manager.revoke(request_id))
                 self._preempt(request)
 
@@ -384,7 +404,7 @@ class Scheduler:
 
     def _finish_running(self, request: Request) -> None:
         """A running request has its last token; an open session waits for more prompt instead of finishing."""
-        self.kv_cache_manager.free(request)
+        self.kv_cache_manager.free(request.request_id)
         if not request.resumable or request.status is RequestStatus.FINISHED_ERROR:
             self.table.finish(request, request.status)
             return

@@ -80,7 +80,7 @@ class InputBatch:
         self.num_computed[row] = request.num_computed_tokens
         self.num_blocks[row] = 0
         self.block_table[row] = 0
-        self.append_blocks(row, request.block_ids)
+        self.append_blocks(row, request.block_ids[0])
         if request.prompt_embeds is not None:
             self.prompt_embeds[row] = torch.from_numpy(np.array(request.prompt_embeds))
         if request.sampling_params.prompt_logprobs is not None:

@@ -8,6 +8,7 @@ from ...protocol.outputs import LogprobsArrays
 from ..attention.interface import KVCache
 from ..attention.selection import get_attention_backend
 from ..kernels import memory
+from ..kv_cache.groups import FullAttention, LayerKind
 from ..models.decoder import Decoder
 from ..models.decoder_config import DecoderConfig
 from ..models.loader import open_checkpoint
@@ -59,6 +60,9 @@ class ModelRunner:
         )
         return per_layer * config.num_layers
 
+    def kv_groups(self) -> tuple[LayerKind, ...]:
+        return (FullAttention(),)
+
     @torch.inference_mode()
     def initialize_kv_cache(self, num_blocks: int) -> None:
         """Raises ValueError where the system refuses the memory."""
@@ -105,7 +109,7 @@ class ModelRunner:
             if row is not None:
                 self.sampling.remove(row)
         for req_id, block_ids in scheduler_output.new_block_ids.items():
-            self.batch.append_blocks(self.batch.row_of[req_id], block_ids)
+            self.batch.append_blocks(self.batch.row_of[req_id], block_ids[0])
         failed: dict[str, str] = {}
         for request in scheduler_output.scheduled_new_reqs:
             embeds = request.prompt_embeds

@@ -12,6 +12,7 @@ from ...protocol import envs
 from ...protocol.config import VllmConfig
 from ...protocol.param_checks import reject
 from ...protocol.pausing import SLEEP_LEVELS
+from ..kv_cache.groups import LayerKind
 from ..models.decoder import Decoder
 from ..models.registry import resolve_decoder_config
 from ..profile_ranges import record_ranges
@@ -71,6 +72,9 @@ class Worker:
 
     def kv_block_bytes(self) -> int:
         return self.model_runner.kv_block_bytes()
+
+    def kv_groups(self) -> tuple[LayerKind, ...]:
+        return self.model_runner.kv_groups()
 
     def initialize_kv_cache(self, num_blocks: int) -> None:
         self._num_blocks = num_blocks

@@ -1,11 +1,15 @@
 """The engine core by itself: sizing the cache, aborts in mid step, utilities that wait."""
 
+from collections.abc import Sequence
+
 import pytest
 from bridge import FAKE_EXECUTOR, fake_config, request, tokens_of
 from fake_executor import FakeExecutor
 
 from corespan.core.engine_core import Abort, DuplicateRequestError, EngineCore
-from corespan.core.kv_sizing import num_kv_blocks
+from corespan.core.kv_cache.groups import FullAttention, KVCacheConfig, LayerKind, SlidingWindow
+from corespan.core.kv_sizing import num_kv_blocks, with_kv_blocks
+from corespan.protocol.config import VllmConfig
 from corespan.protocol.outputs import FinishReason
 
 
@@ -134,24 +138,37 @@ def test_an_executor_class_that_is_not_there_is_an_error(path, emitted):
 BLOCK_BYTES = 1 << 20
 
 
+def blocks_of(config: VllmConfig, available_bytes: int = 0, kinds: Sequence[LayerKind] = (FullAttention(),)) -> int:
+    return num_kv_blocks(config, KVCacheConfig.of(config, kinds), BLOCK_BYTES, available_bytes)
+
+
 def test_the_cache_takes_what_is_free_up_to_what_the_batch_can_use():
     config = fake_config(max_model_len=160, max_num_seqs=4)
-    assert num_kv_blocks(config, BLOCK_BYTES, 20 * BLOCK_BYTES + 5) == 19
-    assert num_kv_blocks(config, BLOCK_BYTES, 1000 * BLOCK_BYTES) == 40
+    assert blocks_of(config, 20 * BLOCK_BYTES + 5) == 19
+    assert blocks_of(config, 1000 * BLOCK_BYTES) == 40
 
 
 def test_an_explicit_cache_size_is_taken_as_it_is(monkeypatch):
     config = fake_config(max_model_len=160, max_num_seqs=4)
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "0.5")
-    assert num_kv_blocks(config, BLOCK_BYTES, 0) == 511
-    assert num_kv_blocks(fake_config(num_gpu_blocks_override=77), BLOCK_BYTES, 0) == 77
+    assert blocks_of(config) == 511
+    assert blocks_of(fake_config(num_gpu_blocks_override=77)) == 77
 
 
 @pytest.mark.parametrize(("num_blocks", "fits"), [(10, True), (9, False), (1, False), (0, False)])
 def test_one_request_of_the_longest_must_fit(num_blocks, fits):
     config = fake_config(max_model_len=160, num_gpu_blocks_override=num_blocks)
     if fits:
-        assert num_kv_blocks(config, BLOCK_BYTES, 0) == num_blocks
+        assert blocks_of(config) == num_blocks
     else:
         with pytest.raises(ValueError, match=f"fits is {num_blocks * 16}\\b"):
-            num_kv_blocks(config, BLOCK_BYTES, 0)
+            blocks_of(config)
+
+
+def test_a_window_group_needs_a_window_and_a_step_of_the_longest_request():
+    config = fake_config(max_model_len=1600, max_num_seqs=4)
+    kinds = (FullAttention(), SlidingWindow(33))  # 100 blocks, and those of 32 + 256 tokens and one more
+    assert blocks_of(config, 1000 * BLOCK_BYTES, kinds) == 4 * 119
+    with pytest.raises(ValueError, match=r"needs 119 KV blocks .* fits is 1584\b"):
+        blocks_of(config, 119 * BLOCK_BYTES, kinds)  # one is the null block
+    assert with_kv_blocks(config, KVCacheConfig.of(config, kinds), 118).model_config.max_model_len == 1584

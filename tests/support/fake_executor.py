@@ -19,6 +19,7 @@ import psutil
 from odd_errors import raise_odd
 
 from corespan.core.executor.abstract import Executor
+from corespan.core.kv_cache.groups import FullAttention, LayerKind
 from corespan.core.scheduler.runner_messages import ModelRunnerOutput, SchedulerOutput
 from corespan.protocol import codec
 from corespan.protocol.config import VllmConfig
@@ -73,6 +74,9 @@ class FakeExecutor(Executor):
 
     def kv_block_bytes(self) -> int:
         return 1 << 10
+
+    def kv_groups(self) -> tuple[LayerKind, ...]:
+        return (FullAttention(),)
 
     def initialize_kv_cache(self, num_blocks: int) -> None:
         pass

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from corespan.core.kv_cache.block_hash import BlockHasher
+from corespan.core.kv_cache.groups import FullAttention, LayerKind
 from corespan.core.scheduler.request import Request
 from corespan.core.scheduler.runner_messages import ModelRunnerOutput, NewRequestData, SchedulerOutput
 from corespan.core.scheduler.scheduler import Scheduler
@@ -71,9 +72,16 @@ def expected_tokens(prompt: Sequence[int], noise_seed: int = 0, count: int = 8) 
 class _BatchRow:
     def __init__(self, new: NewRequestData) -> None:
         self.token_ids = new.token_ids.copy()
-        self.block_ids = new.block_ids.copy()
+        self.block_ids = [[*ids] for ids in new.block_ids]
         self.noise_seed = new.noise_seed
         self.num_computed = new.num_computed_tokens
+        self._stored: list[int] = []
+
+    def stored_for(self, position: int) -> int:
+        """What should be stored there."""
+        for token_id in self.token_ids[len(self._stored) : position + 1]:
+            self._stored.append(stored_after(self._stored[-1] if self._stored else 0, token_id))
+        return self._stored[position]
 
 
 class FakeRunner:
@@ -82,8 +90,9 @@ class FakeRunner:
     The ids in `fail_next` fail in the next step they are scheduled in, before anything of theirs is stored.
     """
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, block_size: int, kv_groups: Sequence[LayerKind] = (FullAttention(),)) -> None:
         self.block_size = block_size
+        self.kv_groups = kv_groups
         self.stored: dict[tuple[int, int], int] = {}  # (block id, offset) -> what is stored there
         self.batch: dict[str, _BatchRow] = {}
         self.fail_next: set[str] = set()
@@ -107,7 +116,7 @@ class FakeRunner:
             self._compute(row, start, start + num_tokens, written)
             self.num_computed[request_id] += num_tokens
             if start + num_tokens == len(row.token_ids):
-                token_id = next_token(self._read(row, len(row.token_ids) - 1), row.noise_seed, len(row.token_ids))
+                token_id = next_token(self._read(row, len(row.token_ids)), row.noise_seed, len(row.token_ids))
                 row.token_ids.append(token_id)
                 output.req_ids.append(request_id)
                 output.sampled_token_ids.append(token_id)
@@ -115,38 +124,53 @@ class FakeRunner:
 
     def _take_deltas(self, step: SchedulerOutput) -> None:
         for request_id, block_ids in step.new_block_ids.items():
-            self.batch[request_id].block_ids.extend(block_ids)
+            for known, new_ids in zip(self.batch[request_id].block_ids, block_ids, strict=True):
+                known += new_ids
         for new in step.scheduled_new_reqs:
             assert new.req_id not in self.batch
             self.batch[new.req_id] = _BatchRow(new)
 
     def _compute(self, row: _BatchRow, start: int, end: int, written: set[tuple[int, int]]) -> None:
         assert end <= len(row.token_ids)
-        assert len(row.block_ids) * self.block_size >= end
-        assert 0 not in row.block_ids
         for position in range(start, end):
-            before = self._read(row, position - 1) if position else 0
-            slot = self._slot(row, position)
-            assert slot not in written, "two requests write to one slot"
-            written.add(slot)
-            self.stored[slot] = stored_after(before, row.token_ids[position])
+            before = self._read(row, position) if position else 0
+            for group in range(len(self.kv_groups)):
+                slot = self._slot(row, group, position)
+                assert slot not in written, "two requests, or groups, write to one slot"
+                assert slot[0] != 0, "somebody writes to the null block"
+                written.add(slot)
+                self.stored[slot] = stored_after(before, row.token_ids[position])
 
     def _read(self, row: _BatchRow, position: int) -> int:
-        return self.stored.get(self._slot(row, position), -1)
+        """What is stored for the position before; junk if that, or the first position it attends to, is wrong in any
+        group."""
+        before = {self.stored.get(self._slot(row, group, position - 1), -1) for group in range(len(self.kv_groups))}
+        for group, kind in enumerate(self.kv_groups):
+            first = kind.first_read(position)
+            if self.stored.get(self._slot(row, group, first), -1) != row.stored_for(first):
+                return -1
+        return before.pop() if len(before) == 1 else -1
 
-    def _slot(self, row: _BatchRow, position: int) -> tuple[int, int]:
-        return row.block_ids[position // self.block_size], position % self.block_size
+    def _slot(self, row: _BatchRow, group: int, position: int) -> tuple[int, int]:
+        return row.block_ids[group][position // self.block_size], position % self.block_size
 
 
 class Harness:
     """A scheduler and a fake runner, stepped by hand; keeps every output."""
 
-    def __init__(self, num_blocks: int = 100, log_stats: bool = True, manager: Any = None, **config: Any) -> None:
+    def __init__(
+        self,
+        num_blocks: int = 100,
+        log_stats: bool = True,
+        manager: Any = None,
+        kv_groups: Sequence[LayerKind] = (FullAttention(),),
+        **config: Any,
+    ) -> None:
         self.config = make_vllm_config(**config)
-        self.scheduler = Scheduler(self.config, num_blocks, manager, log_stats=log_stats)
+        self.scheduler = Scheduler(self.config, num_blocks, manager, log_stats=log_stats, kv_groups=kv_groups)
         self.block_size = self.config.cache_config.block_size
         self.hasher = BlockHasher(self.block_size) if self.config.cache_config.enable_prefix_caching else None
-        self.runner = FakeRunner(self.block_size)
+        self.runner = FakeRunner(self.block_size, kv_groups)
         self.outputs: dict[str, list[EngineCoreOutput]] = {}
         self.steps: list[SchedulerOutput] = []
 
@@ -203,20 +227,22 @@ class Harness:
 
 def check_blocks(scheduler: Scheduler) -> None:
     """Every block is accounted for, and every live request is in one place."""
-    pool = scheduler.kv_cache_manager.block_pool
-    users = Counter(block.block_id for request in scheduler.table.requests.values() for block in request.blocks)
+    manager = scheduler.kv_cache_manager
+    pool = manager.block_pool
+    holders = [set(group.blocks) for group in manager.groups]
+    assert all(ids == set(scheduler.table.running) for ids in holders)
+    users = Counter(block.block_id for group in manager.groups for blocks in group.blocks.values() for block in blocks)
+    users[0] += 1  # the pool itself
     free = [block.block_id for block in pool.free_queue.to_list()]
     assert len(free) == len(set(free)) == pool.num_free_blocks
-    for block in pool.blocks[1:]:
+    for block in pool.blocks:
         assert block.ref_cnt == users[block.block_id]
         assert (block.block_id in set(free)) == (block.ref_cnt == 0)
         if block.block_hash is not None:
             assert pool.get_cached_block(block.block_hash) is block
     assert sum(block.block_hash is not None for block in pool.blocks) == pool.num_cached_blocks
-    assert pool.null_block.ref_cnt == 0 and 0 not in free and 0 not in users
     places = Counter(request.request_id for request in scheduler.table.running.values())
     for queue in (scheduler.table.waiting, scheduler.table.preempted):
         places.update(request.request_id for request in queue)
     assert set(places.values()) <= {1}
-    assert all(request.blocks for request in scheduler.table.running.values())
     assert set(places) <= set(scheduler.table.requests)

@@ -91,7 +91,7 @@ class StepDriver:
             request = self.requests[req_id]
             fresh = self._grow(request, request.computed + count)
             if request.entered:
-                new_block_ids[req_id] = fresh
+                new_block_ids[req_id] = [fresh]
             else:
                 new.append(self._new_request_data(req_id, request))
                 request.entered = True
@@ -135,6 +135,6 @@ class StepDriver:
 
     def _new_request_data(self, req_id: str, request: DrivenRequest) -> NewRequestData:
         return NewRequestData(
-            req_id, request.token_ids, request.num_prompt_tokens, request.params, 0, request.block_ids,
+            req_id, request.token_ids, request.num_prompt_tokens, request.params, 0, [request.block_ids],
             request.computed, request.prompt_embeds,
         )  # fmt: skip

@@ -70,7 +70,7 @@ def engine_logits(
     batch, model = runner.batch, runner.model
     assert model is not None
     params = SamplingParams(temperature=0)
-    batch.add(NewRequestData("probe", token_ids, len(token_ids), params, 0, block_ids, computed))
+    batch.add(NewRequestData("probe", token_ids, len(token_ids), params, 0, [block_ids], computed))
     logits = []
     for chunk in chunks:
         inputs = batch.prepare({"probe": chunk})

@@ -104,7 +104,7 @@ def test_states_of_some_tokens_are_the_same_bits_as_those_of_all(native: Worker,
     tokens = np.random.default_rng(7).integers(0, 320, 33).tolist()
     for index, (req_id, length) in enumerate(lengths.items()):
         blocks = [1 + 3 * index, 2 + 3 * index, 3 + 3 * index]
-        runner.batch.add(NewRequestData(req_id, tokens[:length], length, SamplingParams(), 0, blocks, 0))
+        runner.batch.add(NewRequestData(req_id, tokens[:length], length, SamplingParams(), 0, [blocks], 0))
     inputs = runner.batch.prepare(lengths)
 
     def states(output_rows: torch.Tensor | None) -> torch.Tensor:

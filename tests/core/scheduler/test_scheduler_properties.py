@@ -6,11 +6,18 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from scheduling import Harness, check_blocks, expected_tokens, greedy, stored_for
 
+from corespan.core.kv_cache.groups import FullAttention, KVCacheConfig, LayerKind, SlidingWindow
 from corespan.core.scheduler.request import Request, RequestStatus
 from corespan.core.scheduler.runner_messages import SchedulerOutput
 from corespan.protocol.outputs import FinishReason
 
 BLOCK_SIZE = 4
+KV_GROUPS: list[tuple[LayerKind, ...]] = [
+    (FullAttention(),),
+    (SlidingWindow(7),),
+    (SlidingWindow(5), FullAttention(), SlidingWindow(5)),
+    (FullAttention(), SlidingWindow(2), SlidingWindow(13)),
+]
 MAX_MODEL_LEN = 48
 LONGEST = MAX_MODEL_LEN // BLOCK_SIZE  # blocks of the longest request
 
@@ -25,16 +32,27 @@ class SchedulerMachine(RuleBasedStateMachine):
     @initialize(
         policy=st.sampled_from(["fcfs", "priority"]),
         caching=st.booleans(),
-        num_blocks=st.integers(LONGEST + 1, 3 * LONGEST),
+        kv_groups=st.sampled_from(KV_GROUPS),
+        spare_blocks=st.integers(1, 2 * LONGEST),
         budget=st.sampled_from([8, 11, 40, 400]),
         threshold=st.sampled_from([0, 0, 5]),
         max_num_seqs=st.integers(1, 8),
     )
     def start(
-        self, policy: str, caching: bool, num_blocks: int, budget: int, threshold: int, max_num_seqs: int
+        self,
+        policy: str,
+        caching: bool,
+        kv_groups: tuple[LayerKind, ...],
+        spare_blocks: int,
+        budget: int,
+        threshold: int,
+        max_num_seqs: int,
     ) -> None:
+        self.max_step = min(budget, threshold or budget)
+        needed = KVCacheConfig(kv_groups, BLOCK_SIZE, self.max_step).blocks_for(MAX_MODEL_LEN)
         self.h = Harness(
-            num_blocks=num_blocks,
+            num_blocks=needed + spare_blocks,
+            kv_groups=kv_groups,
             block_size=BLOCK_SIZE,
             enable_prefix_caching=caching,
             policy=policy,
@@ -124,6 +142,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         check_blocks(self.h.scheduler)
 
     @invariant()
+    def blocks_behind_a_window_are_given_back(self) -> None:
+        manager = self.h.scheduler.kv_cache_manager
+        for request in self.h.scheduler.table.running.values():
+            known = max(0, request.num_computed_tokens - self.max_step - BLOCK_SIZE)  # at the last look, or before
+            for kind, group in zip(manager.config.kinds, manager.groups, strict=True):
+                behind = group.blocks[request.request_id][: kind.first_read(known) // BLOCK_SIZE]
+                assert all(block is manager.block_pool.null_block for block in behind)
+
+    @invariant()
     def cached_blocks_hold_what_their_hash_says(self) -> None:
         for request in self.all_requests:
             for index, block_hash in enumerate(request.block_hashes):
@@ -131,7 +158,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                     self.chains[block_hash] = stored_for(request.token_ids[: (index + 1) * BLOCK_SIZE])
         for block in self.h.scheduler.kv_cache_manager.block_pool.blocks:
             if block.block_hash is not None:
-                assert self.h.runner.stored[block.block_id, BLOCK_SIZE - 1] == self.chains[block.block_hash]
+                assert self.h.runner.stored[block.block_id, BLOCK_SIZE - 1] == self.chains[block.block_hash[:-1]]
 
     @invariant()
     def tokens_are_those_of_a_request_alone(self) -> None:

@@ -126,6 +126,20 @@ def test_a_different_salt_hits_nothing() -> None:
     assert [h.num_cached_tokens(name) for name in "abcd"] == [0, 0, 32, 0]
 
 
+def test_who_wants_prompt_logprobs_or_says_so_does_not_read_the_cache() -> None:
+    h = Harness()
+    for name, params in (
+        ("a", greedy(1)),
+        ("b", greedy(1, prompt_logprobs=1)),
+        ("c", greedy(1, prompt_logprobs=0, skip_reading_prefix_cache=False)),
+        ("d", greedy(1, skip_reading_prefix_cache=True)),
+        ("e", greedy(1)),
+    ):
+        h.add(name, prompt(40), params)
+        h.run()
+    assert [h.num_cached_tokens(name) for name in "abcde"] == [0, 0, 0, 0, 32]
+
+
 def test_events_and_prompt_figures_are_sent_once() -> None:
     h = Harness(num_blocks=9, block_size=4, enable_prefix_caching=False)
     for name in "ab":

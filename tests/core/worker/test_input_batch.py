@@ -26,7 +26,7 @@ class Batch:
 
     def add(self, req_id: str, token_ids: list[int]) -> None:
         self.computed[req_id] = self.blocks[req_id] = 0
-        self.batch.add(NewRequestData(req_id, token_ids, len(token_ids), SamplingParams(), 0, [], 0))
+        self.batch.add(NewRequestData(req_id, token_ids, len(token_ids), SamplingParams(), 0, [[]], 0))
 
     def remove(self, req_id: str) -> None:
         del self.computed[req_id]
@@ -97,9 +97,9 @@ def test_steps_that_go_on_equal_steps_that_are_put_together_anew() -> None:
 
 def test_a_row_taken_again_names_no_block_of_its_former_request() -> None:
     batch = InputBatch(2, MAX_MODEL_LEN, BLOCK_SIZE)
-    batch.add(NewRequestData("former", [1] * 12, 12, SamplingParams(), 0, [7, 8, 9], 0))
+    batch.add(NewRequestData("former", [1] * 12, 12, SamplingParams(), 0, [[7, 8, 9]], 0))
     batch.remove("former")
-    batch.add(NewRequestData("short", [1], 1, SamplingParams(), 0, [5], 0))
-    batch.add(NewRequestData("long", [1] * 12, 12, SamplingParams(), 0, [1, 2, 3], 0))
+    batch.add(NewRequestData("short", [1], 1, SamplingParams(), 0, [[5]], 0))
+    batch.add(NewRequestData("long", [1] * 12, 12, SamplingParams(), 0, [[1, 2, 3]], 0))
     inputs = batch.prepare({"short": 1, "long": 12})
     assert inputs.metadata.block_table[:, :3].tolist() == [[5, 0, 0], [1, 2, 3]]

@@ -214,7 +214,7 @@ def test_an_empty_step_does_nothing(driver: StepDriver) -> None:
 
 def test_token_ids_may_be_a_live_list_of_the_scheduler(driver: StepDriver) -> None:
     token_ids = list(PROMPT)
-    new = NewRequestData("r", token_ids, 40, greedy(), 0, driver.take_blocks(4), 0)
+    new = NewRequestData("r", token_ids, 40, greedy(), 0, [driver.take_blocks(4)], 0)
     first = driver.worker.execute_model(SchedulerOutput([new], {}, {"r": 40}, 40, set()))
     token_ids.append(first.sampled_token_ids[0])
     second = driver.worker.execute_model(SchedulerOutput([], {}, {"r": 1}, 1, set()))
