@@ -99,7 +99,7 @@ def forbid(monkeypatch: pytest.MonkeyPatch, cls: type) -> None:
         raise AssertionError(f"a {cls.__name__} was made although statistics are off")
 
     for module in [module for name, module in sys.modules.items() if name.startswith("corespan.")]:
-        if getattr(module, cls.__name__, None) is cls:
+        if vars(module).get(cls.__name__) is cls:
             monkeypatch.setattr(module, cls.__name__, refuse)
 
 
