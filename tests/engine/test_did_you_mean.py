@@ -34,8 +34,7 @@ def test_engine_argument_is_suggested() -> None:
 
 @pytest.mark.parametrize("messages", [[{"role": "user", "content": "hi"}], [[{"role": "user", "content": "hi"}]]])
 def test_messages_given_to_generate_are_sent_to_chat(messages: object) -> None:
-    from corespan.engine.text.prompts import to_prompt_list
-    from corespan.engine.text.prompts import parse_prompt
+    from corespan.engine.text.prompts import parse_prompt, to_prompt_list
 
     with pytest.raises(TypeError, match=r"LLM\.chat"):
         parse_prompt(to_prompt_list(messages)[0])
