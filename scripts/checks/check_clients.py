@@ -106,7 +106,12 @@ def run_client(client: Client, folder: Path, url: str, tokenizer: Path, scratch:
     scratch.mkdir()
     environment = {name: value for name, value in os.environ.items() if name not in ("VIRTUAL_ENV", "PYTHONPATH")}
     environment |= {"BASE_URL": url, "MODEL": MODEL, "TOKENIZER": str(tokenizer), "FOLDER": str(scratch)}
-    environment |= {"HF_HUB_OFFLINE": "1", "OPENAI_API_KEY": "EMPTY", "PATH": f"{folder / 'bin'}:{os.environ['PATH']}"}
+    environment |= {
+        "HF_HUB_OFFLINE": "1",
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+        "OPENAI_API_KEY": "EMPTY",
+        "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
+    }
     script = SCRIPTS / client.script
     if script.suffix == ".mjs":
         copied = folder / script.name  # node looks for packages beside the script

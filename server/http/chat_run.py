@@ -24,7 +24,7 @@ from .errors import ApiError
 from .generation import Caller, Usage, generate, public_finish_reason
 from .logprobs import Entry
 from .prompts import chat_prompt, plain_tool, room_for_output, tokenize_params
-from .sampling import sampling_params, structured_outputs_of
+from .sampling import WHITESPACE, sampling_params, structured_outputs_of
 from .schema import ChatCompletionRequest
 
 ToolMode = Literal["none", "auto", "required", "named"]
@@ -155,10 +155,11 @@ class ChatRun:
                 raise ApiError("structured_outputs and a named tool exclude each other", param="structured_outputs")
             (function,) = [function for function in self.functions if function["name"] == name]
             schema = function.get("parameters") or {"type": "object", "properties": {}}
-            structured = StructuredOutputsParams(json=json.dumps(schema))
+            structured = StructuredOutputsParams(json=json.dumps(schema), whitespace_pattern=WHITESPACE)
         elif mode == "required":
             only_one = body.parallel_tool_calls is False
-            structured = StructuredOutputsParams(json=json.dumps(required_schema(self.functions, only_one)))
+            calls = json.dumps(required_schema(self.functions, only_one))
+            structured = StructuredOutputsParams(json=calls, whitespace_pattern=WHITESPACE)
         max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         params = sampling_params(
             body,

@@ -40,6 +40,8 @@ _PLAIN_FIELDS = (
 
 _DEFAULTED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 MAX_STOP_STRINGS = 64
+WHITESPACE = r"[ \t\r\n]{1,24}"
+"""Between the parts of JSON that an API asks for: enough to indent it, but no model can go on with it for ever."""
 
 
 def sampling_params(
@@ -87,6 +89,8 @@ def structured_outputs_of(request: GenerationRequest) -> StructuredOutputsParams
             kinds[kind] = value
     if request.response_format is not None:
         kinds.update(_from_response_format(request.response_format))
+        if ("json" in kinds or "json_object" in kinds) and not kinds.get("disable_any_whitespace"):
+            kinds.setdefault("whitespace_pattern", WHITESPACE)
     if not kinds:
         return None
     try:

@@ -1,5 +1,6 @@
 """Text and token ids without running the model: tokenize, detokenize, tokenizer_info, and rendered prompts."""
 
+import functools
 from typing import Any
 
 from starlette.requests import Request
@@ -35,8 +36,8 @@ async def _tokenized(model: ServedModel, body: TokenizeRequest) -> EngineInput:
         return await chat_prompt(model, body, tokenize_params(body, model.renderer.default_chat_tok_params))
     if body.prompt is None:
         raise ApiError("either prompt or messages must be given", param="prompt")
-    special = body.add_special_tokens is not False
-    token_ids = await model.in_thread(model.tokenizer.encode, body.prompt, special)
+    encode = functools.partial(model.tokenizer.encode, add_special_tokens=body.add_special_tokens is not False)
+    token_ids = await model.in_thread(encode, body.prompt)
     return {"type": "token", "prompt_token_ids": token_ids, "arrival_time": 0.0}
 
 

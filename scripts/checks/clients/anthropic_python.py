@@ -14,6 +14,7 @@ TOOLS = [
             "type": "object",
             "properties": {"colour": {"type": "string", "enum": ["red", "blue"]}},
             "required": ["colour"],
+            "additionalProperties": False,
         },
     }
 ]

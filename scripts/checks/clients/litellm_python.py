@@ -12,6 +12,7 @@ SCHEMA = {
     "type": "object",
     "properties": {"colour": {"type": "string", "enum": ["red", "blue"]}},
     "required": ["colour"],
+    "additionalProperties": False,
 }
 TOOLS = [{"type": "function", "function": {"name": "pick", "description": "Picks", "parameters": SCHEMA}}]
 
@@ -21,7 +22,8 @@ for provider in ("openai", "hosted_vllm"):
     whole = litellm.completion(**ask)
     assert whole.usage.completion_tokens > 0
     chunks = litellm.completion(**ask, stream=True, stream_options={"include_usage": True})
-    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole.choices[0].message.content
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == whole.choices[0].message.content
     called = litellm.completion(**ask | {"max_tokens": 100}, tools=TOOLS, tool_choice="required")
     arguments = called.choices[0].message.tool_calls[0].function.arguments
     assert json.loads(arguments)["colour"] in ("red", "blue")

@@ -51,10 +51,8 @@ def check_chats(client: openai.OpenAI) -> None:
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
     assert text == whole.choices[0].message.content
     assert chunks[-1].usage.total_tokens == whole.usage.total_tokens
-    with client.chat.completions.with_raw_response.create(
-        model=MODEL, messages=MESSAGES, max_tokens=1
-    ).http_response as raw:
-        assert raw.headers["x-request-id"]
+    raw = client.chat.completions.with_raw_response.create(model=MODEL, messages=MESSAGES, max_tokens=1)
+    assert raw.headers["x-request-id"]
 
 
 def check_tools(client: openai.OpenAI) -> None:

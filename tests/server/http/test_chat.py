@@ -72,3 +72,25 @@ def test_errors_name_the_field(http: httpx.Client, body: dict[str, Any], param: 
     response = http.post("/v1/chat/completions", json=body)
     assert response.status_code == 400, response.text
     assert response.json()["error"]["param"] == param
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"enum": ["x"]}}, "required": ["a"], "additionalProperties": False}
+TOOLS = [{"type": "function", "function": {"name": "pick", "parameters": SCHEMA}}]
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}},
+        {"tools": TOOLS, "tool_choice": "required"},
+        {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "pick"}}},
+    ],
+    ids=["schema", "required", "named"],
+)
+def test_json_ends_though_the_model_prefers_white_space(http: httpx.Client, asked: dict[str, Any]) -> None:
+    (newline,) = http.post("/tokenize", json={"prompt": "\n", "add_special_tokens": False}).json()["tokens"]
+    body = {"messages": MESSAGES, "max_tokens": 450, "temperature": 0, "logit_bias": {newline: 100}, **asked}
+
+    (choice,) = http.post("/v1/chat/completions", json=body).json()["choices"]
+
+    assert choice["finish_reason"] in ("stop", "tool_calls")

@@ -1,0 +1,181 @@
+"""What HTTP costs: the same load on an engine in its own process and behind the server, in turns, in one sitting.
+
+With the real model: tokens a second of 64 streams. With an engine that takes its time and computes nothing: the time
+to the first token of one stream and of 64, the server's CPU time per token, how late its event loop is with 256 streams
+at 50 tokens a second. And the seconds from `corespan serve` to the first answer.
+"""
+
+import argparse
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+BENCHMARKS = Path(__file__).resolve().parent
+MODEL = "smollm2-135m"
+PORT = 18431
+FIGURES = ("throughput", "ttft", "cpu", "lag", "start")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="scripts/bench_serve", description=__doc__)
+    parser.add_argument("figures", nargs="*", metavar="FIGURE", help=f"which: {', '.join(FIGURES)} [all]")
+    parser.add_argument("--model", default=MODEL, help="short name or path [%(default)s]")
+    parser.add_argument("--repeat", type=int, default=3, metavar="N", help="runs of each [%(default)s]")
+    options = parser.parse_args()
+    measures = {"throughput": throughput, "ttft": ttft, "cpu": cpu, "lag": lag, "start": start}
+    if unknown := set(options.figures) - set(FIGURES):
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(FIGURES)}")
+    for name in options.figures or FIGURES:
+        load = os.getloadavg()[0]
+        print(
+            json.dumps({"figure": name, "load_before": load} | measures[name](options.model, options.repeat)),
+            flush=True,
+        )
+
+
+def throughput(model: str, repeat: int) -> dict[str, Any]:
+    """64 streams of 64 tokens of the real model: tokens a second over HTTP and in process."""
+    load = {"streams": 64, "tokens": 64, "prompt_len": 32}
+    rates: dict[str, list[float]] = {"http": [], "in_process": []}
+    for _ in range(repeat):
+        with served(model, None) as server:
+            rates["http"].append(64 * 64 / server.load(**load)["seconds"])
+        rates["in_process"].append(64 * 64 / driven(model, None, **load)["seconds"])
+    ratios = [http / own for http, own in zip(rates["http"], rates["in_process"], strict=True)]
+    return {
+        "ratio": statistics.median(ratios),
+        "ratios": ratios,
+        **{f"tokens_s_{name}": r for name, r in rates.items()},
+    }
+
+
+def ttft(model: str, repeat: int) -> dict[str, Any]:
+    """What HTTP adds to the median time to the first token, in ms, of streams one after the other and of 64 at once."""
+    added: dict[str, list[float]] = {"1": [], "64": []}
+    for _ in range(repeat):
+        for name, load in {"1": {"one_by_one": True, "streams": 50}, "64": {"streams": 64}}.items():
+            with served(model, 0.005) as server:
+                http = server.load(tokens=4, **load)["ttft_p50_s"]
+            own = driven(model, 0.005, tokens=4, **load)["ttft_p50_s"]
+            added[name].append(1000 * (http - own))
+    return {f"added_ms_p50_{name}": statistics.median(values) for name, values in added.items()} | {"all_ms": added}
+
+
+def cpu(model: str, repeat: int) -> dict[str, Any]:
+    """Microseconds of CPU time per streamed token: of the server's process, and of AsyncLLM alone under this load."""
+    load = {"streams": 64, "tokens": 200}
+    http, own = [], []
+    for _ in range(repeat):
+        with served(model, 0.005) as server:
+            http.append(1e6 * server.recorded(**load)["cpu_s"] / (64 * 200))
+        own.append(1e6 * driven(model, 0.005, **load)["cpu_s"] / (64 * 200))
+    return {"server_us": statistics.median(http), "asyncllm_us": statistics.median(own), "all_us": [http, own]}
+
+
+def lag(model: str, repeat: int) -> dict[str, Any]:
+    """256 streams at 50 tokens a second: how late timers of the server's event loop fire."""
+    runs = []
+    for _ in range(repeat):
+        with served(model, 0.02) as server:
+            runs.append(server.recorded(streams=256, tokens=150))
+    return {"lag_p99_ms": statistics.median(run["lag_p99_ms"] for run in runs), "runs": runs}
+
+
+def start(model: str, repeat: int) -> dict[str, Any]:
+    """Seconds from starting the command to the first 200 of a chat; the model is in the cache."""
+    runs = [seconds_to_first_answer(model) for _ in range(repeat)]
+    return {"seconds": statistics.median(runs), "runs": runs}
+
+
+class Served:
+    """A server in a process of its own."""
+
+    def __init__(self, process: "subprocess.Popen[str]", url: str) -> None:
+        self.process = process
+        self.url = url
+
+    def load(self, streams: int, tokens: int, prompt_len: int = 16, one_by_one: bool = False) -> dict[str, Any]:
+        given = {"url": self.url, "streams": streams, "tokens": tokens, "prompt_len": prompt_len}
+        return _json_of([str(BENCHMARKS / "stream_load.py"), json.dumps(given | {"one_by_one": one_by_one})])
+
+    def recorded(self, **load: Any) -> dict[str, Any]:
+        """A load, and what the server recorded of itself meanwhile."""
+        self.load(streams=1, tokens=2)
+        self.process.send_signal(signal.SIGUSR1)
+        measured = self.load(**load)
+        self.process.send_signal(signal.SIGUSR1)
+        assert self.process.stdout is not None
+        return measured | json.loads(self.process.stdout.readline())
+
+
+@contextmanager
+def served(model: str, step_seconds: float | None) -> Iterator[Served]:
+    command = [sys.executable, str(BENCHMARKS / "served_engine.py")]
+    subject = json.dumps({"model": model, "step_seconds": step_seconds})
+    with subprocess.Popen([*command, subject], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        url = process.stdout.readline().strip()
+        if not url:
+            raise SystemExit("the server did not start; its messages are above")
+        yield Served(process, url)
+        process.terminate()
+
+
+def driven(model: str, step_seconds: float | None, **load: Any) -> dict[str, Any]:
+    """The same load in the engine's own process."""
+    subject = {"model": model, "step_seconds": step_seconds, "http": False, **load}
+    return _json_of([str(BENCHMARKS / "served_engine.py"), json.dumps(subject)])
+
+
+def _json_of(command: list[str]) -> dict[str, Any]:
+    done = subprocess.run([sys.executable, *command], stdout=subprocess.PIPE, text=True, check=True)
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def seconds_to_first_answer(model: str) -> float:
+    body = json.dumps({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}).encode()
+    with tempfile.TemporaryDirectory() as folder:
+        command = [
+            sys.executable,
+            "-m",
+            "corespan.server.cli",
+            "serve",
+            model,
+            "--host",
+            "127.0.0.1",
+            "--port",
+            "18431",
+        ]
+        began = time.perf_counter()
+        with (Path(folder) / "log").open("w") as log, subprocess.Popen(command, stderr=log, stdout=log) as process:
+            while True:
+                request = urllib.request.Request(f"http://127.0.0.1:{PORT}/v1/chat/completions", body)
+                request.add_header("Content-Type", "application/json")
+                try:
+                    with urllib.request.urlopen(request) as answer:
+                        assert answer.status == 200
+                    break
+                except urllib.error.HTTPError as error:
+                    assert error.code == 503, error.read()
+                except urllib.error.URLError:
+                    assert process.poll() is None, (Path(folder) / "log").read_text()
+                time.sleep(0.02)
+            seconds = time.perf_counter() - began
+            process.terminate()
+    return seconds
+
+
+if __name__ == "__main__":
+    main()
