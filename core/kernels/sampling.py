@@ -29,7 +29,7 @@ class DrawParams:
 
 @dataclass(slots=True)
 class Allowed:
-    """The tokens that some lines of logits may have. lines: [m] int64, ascending; bitmask: [m, ceil(vocab / 32)] int32,
+    """The tokens that some lines of logits may have. lines: [m] int64, distinct; bitmask: [m, ceil(vocab / 32)] uint32,
     bit set = allowed."""
 
     lines: np.ndarray
@@ -85,6 +85,15 @@ class Draw:
         """[n] int64, [n] float32; overwritten by the next run."""
         self._recording.run()
         return self._token_ids, self._largest
+
+
+def masked(logits: torch.Tensor, allowed: Allowed) -> torch.Tensor:
+    """A copy of the logits, [n, vocab] float32, with -inf where a token is not allowed: what a greedy draw reports."""
+    rows = logits.shape[0]
+    off, uniforms, out = np.zeros(rows), np.zeros(rows), torch.empty(logits.shape)
+    greedy = DrawParams(off, off, np.zeros(rows, dtype=np.int64), np.ones(rows), uniforms)
+    Draw(logits, greedy, out, allowed).run()
+    return out
 
 
 def penalise(

@@ -29,17 +29,12 @@ def draw(
     lasts = processed is None and allowed is None
     if recorded is None or recorded.logits_at != logits.data_ptr() or not lasts:
         if not native.supports(logits):
-            return torch_draw.draw(logits if allowed is None else mask(logits, allowed), params, processed)
+            return torch_draw.draw(logits if allowed is None else torch_draw.masked(logits, allowed), params, processed)
         recorded = native.Draw(logits, params, processed, allowed)
         params.recorded = recorded if lasts else None
     return recorded.run()
 
 
-def mask(logits: torch.Tensor, allowed: Allowed) -> torch.Tensor:
-    """A copy of the logits, [n, vocab], with -inf where a token is not allowed: the reference of what the native draw
-    does on its way."""
-    bits = np.unpackbits(allowed.bitmask.view(np.uint8), axis=1, count=logits.shape[1], bitorder="little")
-    masked = logits.clone()
-    lines = torch.from_numpy(allowed.lines).to(logits.device)
-    masked[lines] = masked[lines].masked_fill_(torch.from_numpy(bits == 0).to(logits.device), -torch.inf)
-    return masked
+def masked(logits: torch.Tensor, allowed: Allowed) -> torch.Tensor:
+    """A copy of the logits, [n, vocab], with -inf where a token is not allowed."""
+    return native.masked(logits, allowed) if native.supports(logits) else torch_draw.masked(logits, allowed)

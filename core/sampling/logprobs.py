@@ -8,7 +8,9 @@ import torch
 
 from ...protocol.outputs import LogprobsArrays
 from ..kernels import sampling as native
+from ..kernels.sampling import Allowed
 from . import ordering
+from .draw import masked
 from .ordering import BLOCK
 
 _LINES_AT_ONCE = 16
@@ -38,6 +40,17 @@ def gather_logprobs(
         k = vocab_size
     take = native.logprobs if native.supports(logits) else torch_logprobs
     return LogprobsArrays(*take(logits, np.asarray(token_ids), min(k, vocab_size), more_token_ids, as_logits))
+
+
+def gather_allowed_logprobs(
+    logits: torch.Tensor, token_ids: np.ndarray, k: int, allowed: Allowed, *, as_logits: bool = False
+) -> LogprobsArrays:
+    """As `gather_logprobs`, but the k are the largest of the tokens that a line may have, at the values they have among
+    all tokens; -inf fills up a line that may have fewer."""
+    left = gather_logprobs(masked(logits, allowed), token_ids, k, as_logits=True)
+    result = gather_logprobs(logits, token_ids, k, as_logits=as_logits, more_token_ids=left.token_ids[:, 1:])
+    result.logprobs[np.isneginf(left.logprobs)] = -np.inf
+    return result
 
 
 def torch_logprobs(

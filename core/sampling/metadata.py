@@ -15,12 +15,13 @@ from ...shared.logits_processors import (
     MoveDirectionality,
     load_logits_processors,
 )
-from ..kernels.sampling import DrawParams
+from ..kernels.sampling import Allowed, DrawParams
 from ..scheduler.runner_messages import NewRequestData
 from . import noise
-from .logits_processors.builtin import BUILTIN_PROCESSORS
+from .logit_bias import LogitBias
 from .logits_processors.guarded import GuardedProcessor
 from .penalties import TokenCounts, uses_penalties
+from .token_masks import TokenMask, token_mask
 
 _NOISE_AHEAD = 16
 """Steps for which the randomness is worked out at once."""
@@ -44,12 +45,12 @@ class SamplingBatch:
         self.num_tokens = np.zeros(max_num_reqs, dtype=np.int64)
         self.counts: dict[int, TokenCounts] = {}  # rows with penalties
         self.logprobs: dict[int, SamplingParams] = {}  # rows that want logprobs
+        self.masks: dict[int, TokenMask] = {}  # rows that rule out tokens
+        self.biases: dict[int, LogitBias] = {}  # rows with a logit_bias
         self._rows: set[int] = set()
-        self._output_token_ids: dict[int, list[int]] = {}  # rows whose processors look at what was generated
+        self._output_token_ids: dict[int, list[int]] = {}  # rows where somebody looks at what was generated
         paths = vllm_config.model_config.logits_processors
-        self._custom = [GuardedProcessor(each) for each in load_logits_processors(paths, vllm_config, self.device)]
-        builtin = [processor(vllm_config, self.device, False) for processor in BUILTIN_PROCESSORS]
-        self.processors: list[LogitsProcessor] = [*builtin, *self._custom]
+        self.processors = [GuardedProcessor(each) for each in load_logits_processors(paths, vllm_config, self.device)]
         self.active_processors: list[LogitsProcessor] = []
         self._params: DrawParams | None = None  # of `_drawn_rows`, as long as they alone go on
         self._drawn_rows = np.empty(0, dtype=np.int64)
@@ -71,7 +72,7 @@ class SamplingBatch:
         """
         params = request.sampling_params
         self._check_token_ids(params)
-        for processor in self._custom:
+        for processor in self.processors:
             processor.check_params(params)
         self._enter_appended()
         self._forget(row)
@@ -87,7 +88,11 @@ class SamplingBatch:
             self.counts[row] = TokenCounts(params, [] if request.prompt_embeds is not None else prompt, output)
         if params.num_logprobs is not None:
             self.logprobs[row] = params
-        if self._custom or params.bad_words_token_ids or params.min_tokens:
+        if params.logit_bias:
+            self.biases[row] = LogitBias(params)
+        if (mask := token_mask(params, output, self.vocab_size)) is not None:
+            self.masks[row] = mask
+        if self.processors or mask is not None:
             self._output_token_ids[row] = output
         prompt_ids = None if request.prompt_embeds is not None else prompt
         self._update(1).added.append(AddedRequest(row, params, prompt_ids, output))
@@ -167,9 +172,24 @@ class SamplingBatch:
             self._params.uniforms[:] = self._noise[step]
         return self._params
 
+    def allowed(self, rows: np.ndarray, grammar: Allowed | None) -> Allowed | None:
+        """What the lines of `rows`, [n] int64, may have, all constraints together; None where all may have anything.
+
+        `grammar`: what the grammars of some lines allow.
+        """
+        masked = [(line, row) for line, row in enumerate(rows.tolist()) if row in self.masks] if self.masks else []
+        if not masked:
+            return grammar
+        bits = {} if grammar is None else dict(zip(grammar.lines.tolist(), grammar.bitmask, strict=True))
+        for line, row in masked:
+            bits[line] = self.masks[row].allowed(bits.get(line))
+            if self.masks[row].is_spent:
+                del self.masks[row]
+        return Allowed(np.array(list(bits)), np.stack(list(bits.values())))
+
     def explain(self, failed: dict[int, str], rows: np.ndarray) -> None:
         """Says of the lines in `failed` whose processor failed that it did, and how. `rows`: [n], the lines' rows."""
-        for processor in self._custom:
+        for processor in self.processors:
             for line in failed:
                 failed[line] = processor.failures.get(int(rows[line]), failed[line])
 
@@ -179,8 +199,9 @@ class SamplingBatch:
 
     def update_processors(self) -> None:
         """Tell the logits processors what has changed since the last call."""
-        if self._updates or self.active_processors or self._custom:
+        if self.processors:
             self._update_processors()
+        self._updates.clear()
 
     @torch.inference_mode()
     def _update_processors(self) -> None:
@@ -190,7 +211,6 @@ class SamplingBatch:
         for processor in self.processors:
             for change in changes:
                 processor.update_state(change)
-        self._updates = []
         self.active_processors = [processor for processor in self.processors if processor.is_active()]
 
     def _check_token_ids(self, params: SamplingParams) -> None:
@@ -208,7 +228,7 @@ class SamplingBatch:
         return self.temperature, self.min_p, self.top_k, self.top_p, self.noise_seeds, self.num_tokens
 
     def _tables(self) -> tuple[dict[int, Any], ...]:
-        return self.counts, self.logprobs, self._output_token_ids
+        return self.counts, self.logprobs, self.masks, self.biases, self._output_token_ids
 
     def _update(self, stage: int) -> BatchUpdate:
         """The update that takes a change of this stage (0 removed, 1 added, 2 moved) in its proper order."""

@@ -1,11 +1,13 @@
 """`Sampler`: from a step's logits to one token per row, with logprobs where asked for. Called by the model runner.
 
 The order is: raw logprobs, grammar, allowed tokens, bad words, min_tokens, logit_bias, users' processors, penalties,
-then greedy's argmax or temperature, min_p, users' argmax-invariant processors, top-k and top-p, the draw. Every stage
-touches only the rows that ask for it, and works row by row, so that a row's token never depends on the batch.
+then greedy's argmax or temperature, min_p, users' argmax-invariant processors, top-k and top-p, the draw. What rules
+out whole tokens is left to the draw where no processor has to see it. Every stage touches only the rows that ask for
+it, and works row by row, so that a row's token never depends on the batch.
 """
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -16,9 +18,9 @@ from ...protocol.outputs import LogprobsArrays
 from ...protocol.params import SamplingParams
 from ...shared.logits_processors import LogitsProcessor
 from ..kernels.sampling import Allowed, DrawParams
-from .draw import draw, mask
-from .logits_processors.builtin import RowStateProcessor
-from .logprobs import gather_logprobs, merge_rows
+from .draw import draw, masked
+from .logit_bias import add_biases
+from .logprobs import gather_allowed_logprobs, gather_logprobs, merge_rows
 from .metadata import SamplingBatch
 from .penalties import apply_penalties
 from .torch_draw import mask_below_min_p
@@ -64,7 +66,8 @@ class Sampler:
         """
         batch = self.batch
         batch.update_processors()
-        if grammar_rows is None and not (batch.active_processors or batch.counts or batch.logprobs):
+        shaped = batch.masks or batch.biases or batch.active_processors or batch.counts or batch.logprobs
+        if grammar_rows is None and not shaped:
             token_ids, largest = draw(logits, batch.draw_params(rows, ahead))
             output = SamplerOutput(token_ids, failed=_failures(largest))
         else:
@@ -86,22 +89,18 @@ class Sampler:
     ) -> SamplerOutput:
         """As `sample`, where some row asks for more than a draw."""
         batch = self.batch
-        wanted = [i for i, row in enumerate(rows.tolist()) if row in batch.logprobs] if batch.logprobs else []
+        wanted = _lines_of(rows, batch.logprobs)
         processors = [p for p in batch.active_processors if not p.is_argmax_invariant()]
-        work, raw = logits, None
+        raw = None
         if wanted and self.report_raw:
-            unchanged = not (processors or batch.counts)
-            raw = work if unchanged and len(wanted) == len(rows) else work[wanted]
-        allowed = None
+            unchanged = not (processors or batch.biases or batch.counts)
+            raw = logits if unchanged and len(wanted) == len(rows) else logits[wanted]
+        grammar = None
         if grammar_rows is not None and grammar_bitmask is not None and len(grammar_rows):
-            allowed = Allowed(grammar_rows, grammar_bitmask)
-        if allowed is not None and batch.active_processors:
-            work, allowed = mask(work, allowed), None  # processors see what the grammar leaves
-        if processors:
-            work = self._apply_processors(work, rows, processors)
-        if batch.counts:
-            penalised = [(i, batch.counts[row]) for i, row in enumerate(rows.tolist()) if row in batch.counts]
-            apply_penalties(work, [i for i, _ in penalised], [counts for _, counts in penalised])
+            grammar = Allowed(grammar_rows, grammar_bitmask.view(np.uint32))
+        allowed = batch.allowed(rows, grammar)
+        mask_first = allowed is not None and bool(batch.active_processors)  # they see what the constraints leave
+        work = self._changed(masked(logits, allowed) if mask_first and allowed else logits, rows, processors)
 
         params = batch.draw_params(rows, ahead)
         invariant = [p for p in batch.active_processors if p.is_argmax_invariant()]
@@ -109,14 +108,25 @@ class Sampler:
         if invariant and params.temperature.any():
             work, offset, params = self._apply_to_scaled(work, rows, params, invariant)
         processed = torch.empty_like(work) if wanted and not self.report_raw else None
-        token_ids, largest = draw(work, params, processed, allowed)
+        token_ids, largest = draw(work, params, processed, None if mask_first else allowed)
         output = SamplerOutput(token_ids, failed=_failures(largest))
         if wanted:
             if processed is not None:
-                raw = (processed if offset is None else processed + offset)[wanted]
+                raw, allowed = (processed if offset is None else processed + offset)[wanted], None
             assert raw is not None
-            output.logprobs = self._logprobs(raw, rows, wanted, output.token_ids)
+            output.logprobs = self._logprobs(raw, rows, wanted, output.token_ids, allowed)
         return output
+
+    def _changed(self, work: torch.Tensor, rows: np.ndarray, processors: list[LogitsProcessor]) -> torch.Tensor:
+        """The logits, which may be overwritten, after logit_bias, users' processors and penalties."""
+        biases, counts = self.batch.biases, self.batch.counts
+        if biased := _lines_of(rows, biases):
+            add_biases(work, biased, [biases[int(rows[line])] for line in biased])
+        if processors:
+            work = self._apply_custom(work, rows, processors)
+        if penalised := _lines_of(rows, counts):
+            apply_penalties(work, penalised, [counts[int(rows[line])] for line in penalised])
+        return work
 
     def _apply_to_scaled(
         self, work: torch.Tensor, rows: np.ndarray, params: DrawParams, processors: list[LogitsProcessor]
@@ -138,17 +148,6 @@ class Sampler:
         params.temperature[lines], params.min_p[lines] = 1.0, 0.0
         return work.index_copy(0, index, self._apply_custom(scaled, rows[lines], processors)), offset, params
 
-    def _apply_processors(
-        self, work: torch.Tensor, rows: np.ndarray, processors: list[LogitsProcessor]
-    ) -> torch.Tensor:
-        """Run processors, the engine's own first; `work` belongs to `rows`, line by line."""
-        line_of = {row: line for line, row in enumerate(rows.tolist())}
-        for processor in processors:
-            if isinstance(processor, RowStateProcessor):
-                processor.apply_to_lines(work, line_of)
-        custom = [processor for processor in processors if not isinstance(processor, RowStateProcessor)]
-        return self._apply_custom(work, rows, custom) if custom else work
-
     def _apply_custom(self, work: torch.Tensor, rows: np.ndarray, processors: list[LogitsProcessor]) -> torch.Tensor:
         """Users' processors see a line for every batch row, in its place; rows that have none now are zeros."""
         batch_size = self.batch.batch_size
@@ -162,26 +161,44 @@ class Sampler:
         return full if aligned else full[lines]
 
     def _logprobs(
-        self, reported: torch.Tensor, rows: np.ndarray, wanted: list[int], token_ids: np.ndarray
+        self,
+        reported: torch.Tensor,
+        rows: np.ndarray,
+        wanted: list[int],
+        token_ids: np.ndarray,
+        allowed: Allowed | None,
     ) -> LogprobsArrays:
-        """Gather for the lines in `wanted`; those with a usual k go together, the others one by one."""
+        """Gather for the lines in `wanted`; those with a usual k go together, and beams, the others one by one."""
         requests = [self.batch.logprobs[int(rows[i])] for i in wanted]
-        usual = [at for at, params in enumerate(requests) if _has_usual_k(params)]
-        groups = [usual] if usual else []
-        groups += [[at] for at, params in enumerate(requests) if not _has_usual_k(params)]
+        bits = {} if allowed is None else dict(zip(allowed.lines.tolist(), allowed.bitmask, strict=True))
+        beams = [at for at, params in enumerate(requests) if params.beam_length is not None and wanted[at] in bits]
+        usual = [at for at, params in enumerate(requests) if _has_usual_k(params) and at not in beams]
+        groups = [group for group in (usual, beams) if group]
+        groups += [[at] for at in range(len(requests)) if at not in usual and at not in beams]
         parts = []
         for group in groups:
             lines = np.array(wanted)[group]
-            given = requests[group[0]].logprob_token_ids
-            part = gather_logprobs(
-                reported if len(group) == len(wanted) else reported[group],
-                token_ids[lines],
-                max(requests[at].num_logprobs or 0 for at in group),
-                as_logits=self.report_logits,
-                more_token_ids=None if given is None else np.array([given]),
-            )
+            logits = reported if len(group) == len(wanted) else reported[group]
+            k = max(requests[at].num_logprobs or 0 for at in group)
+            if group is beams:
+                mine = Allowed(np.arange(len(group)), np.stack([bits[line] for line in lines.tolist()]))
+                part = gather_allowed_logprobs(logits, token_ids[lines], k, mine, as_logits=self.report_logits)
+            else:
+                given = requests[group[0]].logprob_token_ids
+                part = gather_logprobs(
+                    logits,
+                    token_ids[lines],
+                    k,
+                    as_logits=self.report_logits,
+                    more_token_ids=None if given is None else np.array([given]),
+                )
             parts.append((lines, part))
-        return parts[0][1] if len(usual) == len(rows) else merge_rows(parts, len(rows))
+        return parts[0][1] if len(groups[0]) == len(rows) else merge_rows(parts, len(rows))
+
+
+def _lines_of(rows: np.ndarray, table: Collection[int]) -> list[int]:
+    """The lines of logits whose batch row is in the table."""
+    return [] if not table else [line for line, row in enumerate(rows.tolist()) if row in table]
 
 
 def _has_usual_k(params: SamplingParams) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from ..kernels.sampling import DrawParams
+from ..kernels.sampling import Allowed, DrawParams
 from . import ordering
 from .ordering import BLOCK
 
@@ -47,6 +47,15 @@ def draw(
             _only_kept(scaled, drawn.kept).add_((offset / heat).clamp_(-_LARGEST, _LARGEST))
             processed[index] = scaled[:, : logits.shape[1]]
     return token_ids, largest
+
+
+def masked(logits: torch.Tensor, allowed: Allowed) -> torch.Tensor:
+    """As `kernels.sampling.masked`: the reference of what the native draw does on its way."""
+    bits = np.unpackbits(allowed.bitmask.view(np.uint8), axis=1, count=logits.shape[1], bitorder="little")
+    copy = logits.clone()
+    lines = torch.from_numpy(allowed.lines).to(logits.device)
+    copy[lines] = copy[lines].masked_fill_(torch.from_numpy(bits == 0).to(logits.device), -torch.inf)
+    return copy
 
 
 def mask_below_min_p(scaled: torch.Tensor, min_p: np.ndarray) -> None:

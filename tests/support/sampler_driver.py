@@ -154,6 +154,7 @@ class _PerRequest(LogitsProcessor):
     def __init__(self, vllm_config: VllmConfig, device: torch.device, is_pin_memory: bool) -> None:
         self.requests: dict[int, AddedRequest] = {}
         self.shapes: list[tuple[int, ...]] = []
+        self.seen = torch.empty(0, 0)
 
     def update_state(self, batch_update: BatchUpdate | None) -> None:
         if batch_update is None:
@@ -182,6 +183,7 @@ class OnlyMultiplesProcessor(_PerRequest):
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
         self.shapes.append(tuple(logits.shape))
+        self.seen = logits.clone()
         ids = torch.arange(logits.shape[1])
         for row, request in self.requests.items():
             multiple = (request.params.extra_args or {}).get("multiple")

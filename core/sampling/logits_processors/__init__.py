@@ -1,4 +1,4 @@
-"""Logits processors: the interface and the parts for users' own (`row_states`), and every engine's (`builtin`)."""
+"""Users' logits processors: their face, parts for them (`row_states`), and what contains their errors (`guarded`)."""
 
 from ....shared.logits_processors import AddedRequest, BatchUpdate, LogitsProcessor, MoveDirectionality
 from .row_states import AdapterLogitsProcessor, RequestLogitsProcessor, process_dict_updates

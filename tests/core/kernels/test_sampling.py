@@ -9,7 +9,6 @@ import torch
 from corespan.core.kernels import sampling
 from corespan.core.kernels.sampling import Allowed, DrawParams
 from corespan.core.sampling import torch_draw
-from corespan.core.sampling.draw import mask
 from corespan.core.sampling.logprobs import torch_logprobs
 from corespan.core.sampling.penalties import TokenCounts, apply_penalties, torch_penalties
 from corespan.protocol.params import SamplingParams
@@ -214,14 +213,15 @@ def test_masked_rows_draw_as_from_logits_that_were_masked_before(vocab_size: int
     before = logits.clone()
     generator = np.random.default_rng(vocab_size)
     lines = np.arange(0, len(combinations), 2)
-    bits = generator.integers(-(2**31), 2**31, (len(lines), (vocab_size + 31) // 32)).astype(np.int32)
-    bits[0], bits[1 % len(lines)] = -1, 0  # everything, nothing
+    bits = generator.integers(-(2**31), 2**31, (len(lines), (vocab_size + 31) // 32)).astype(np.int32).view(np.uint32)
+    bits[0], bits[1 % len(lines)] = 2**32 - 1, 0  # everything, nothing
     allowed = Allowed(lines, bits)
     params = rows_of(combinations)
     processed, expected_processed = torch.empty(logits.shape), torch.empty(logits.shape)
     token_ids, largest = sampling.Draw(logits, params, processed, allowed).run()
-    masked = mask(logits, allowed)
-    expected, expected_largest = sampling.Draw(masked, params, expected_processed).run()
+    reference = torch_draw.masked(logits, allowed)
+    expected, expected_largest = sampling.Draw(reference, params, expected_processed).run()
+    assert torch.equal(sampling.masked(logits, allowed), reference)
     assert largest.tolist() == expected_largest.tolist()
     assert token_ids.tolist() == expected.tolist()
     assert torch.equal(processed, expected_processed)

@@ -7,7 +7,6 @@ import pytest
 import torch
 from sampler_driver import Loop, OnlyMultiplesProcessor, generate_alone, new_request, sample_rows, vllm_config
 
-from corespan.core.sampling.logits_processors import LogitsProcessor
 from corespan.core.sampling.metadata import SamplingBatch
 from corespan.protocol.params import SamplingParams
 
@@ -107,14 +106,14 @@ def test_a_path_that_does_not_lead_to_a_processor_is_an_error_that_names_it(path
         SamplingBatch(vllm_config(VOCAB, logits_processors=[path]), 1)
 
 
-def test_the_builtin_processors_implement_the_public_interface() -> None:
-    batch = SamplingBatch(vllm_config(VOCAB), 1)
-    assert len(batch.processors) == 4
-    batch.add(0, new_request(SamplingParams(logit_bias={5: 2.0}, allowed_token_ids=[5, 6])))
-    batch.update_processors()
-    logits = torch.zeros(1, VOCAB)
-    for processor in batch.processors:
-        assert isinstance(processor, LogitsProcessor)
-        logits = processor.apply(logits)
-    assert torch.isfinite(logits).nonzero().tolist() == [[0, 5], [0, 6]]
-    assert logits[0, 5:7].tolist() == [2.0, 0.0]
+def test_a_processor_sees_what_the_constraints_leave() -> None:
+    params = multiples_of(2, temperature=0, allowed_token_ids=[6, 7, 9], logit_bias={9: 5.0, 6: -2.0})
+    loop = Loop(VOCAB, logits_processors=[MULTIPLES])
+    loop.add(0, new_request(params))
+    loop.step([0])
+    (processor,) = loop.batch.processors
+    seen = processor.processor.seen[0]  # type: ignore[attr-defined]
+    plain = loop.model.logits([1, 2, 3])
+    assert torch.isfinite(seen).nonzero().flatten().tolist() == [6, 7, 9]
+    assert seen[[6, 7, 9]].tolist() == [plain[6] - 2.0, plain[7], plain[9] + 5.0]
+    assert loop.tokens[0][-1] == 6

@@ -324,6 +324,46 @@ def test_ids_beyond_the_vocabulary_that_got_past_the_shell_are_refused_without_a
     assert batch.batch_size == 0
 
 
+def test_all_constraints_together_leave_what_each_of_them_allows() -> None:
+    chance = np.random.default_rng(0)
+    logits = torch.from_numpy(chance.normal(0, 3, (40, VOCAB)).astype(np.float32))
+    params, outputs, left = [], [], []
+    grammars = [sorted(chance.choice(VOCAB, 60, replace=False).tolist()) for _ in range(0, 40, 2)]
+    for line in range(40):
+        allowed = set(chance.choice(VOCAB, 120, replace=False).tolist())
+        words = [[int(word), int(last)] for word, last in chance.integers(0, VOCAB, (30, 2))]
+        stops, output = set(chance.choice(VOCAB, 20, replace=False).tolist()), [words[3][0]] * (line % 4)
+        kind = SamplingParams(temperature=0, logprobs=2, min_tokens=2, allowed_token_ids=sorted(allowed))
+        params.append(with_bad_words(with_stop_ids(kind, *stops), *words, [line]))
+        outputs.append(output)
+        allowed -= {word[1] for word in words if output[-1:] == word[:1]} | {line}
+        allowed &= set(grammars[line // 2]) if line % 2 == 0 else allowed
+        left.append((allowed - stops or allowed) if len(output) < 2 else allowed)
+    batch = SamplingBatch(vllm_config(VOCAB), 40)
+    for line in range(40):
+        batch.add(line, new_request(params[line], output=outputs[line]))
+    untouched = logits.clone()
+    drawn = Sampler(batch).sample(logits, np.arange(40), np.arange(0, 40, 2), bitmask_of(*grammars))
+    assert drawn.token_ids.tolist() == [
+        max(ids, key=lambda token: logits[line, token]) for line, ids in enumerate(left)
+    ]
+    assert torch.equal(logits, untouched), "the draw masks what it reads; nobody copies or rewrites the logits for it"
+    assert drawn.logprobs is not None
+    raw = torch.log_softmax(logits, 1)
+    assert drawn.logprobs.logprobs[:, 1:] == pytest.approx(raw.topk(2).values.numpy(), abs=1e-4)
+
+
+def test_a_row_whose_min_tokens_are_there_is_drawn_like_any_other() -> None:
+    batch = SamplingBatch(vllm_config(VOCAB), 2)
+    batch.add(0, new_request(with_stop_ids(SamplingParams(temperature=0, min_tokens=2), 4)))
+    batch.add(1, new_request(SamplingParams(temperature=0, min_tokens=2)))  # nothing would end it
+    rows = np.arange(2)
+    assert list(batch.masks) == [0]
+    for _ in range(3):
+        batch.append_tokens(rows, Sampler(batch).sample(torch.zeros(2, VOCAB), rows).token_ids)
+    assert not batch.masks
+
+
 def test_a_grammar_for_none_of_the_lines_binds_nothing() -> None:
     batch = SamplingBatch(vllm_config(VOCAB), 1)
     batch.add(0, new_request(SamplingParams(temperature=0)))
