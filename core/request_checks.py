@@ -22,6 +22,9 @@ def check_request(request: EngineCoreRequest, model_config: ModelConfig) -> None
         raise ValueError(f"prompt_embeds must be 2-D and of numbers, got {embeds.dtype} {list(embeds.shape)}")
     if not math.isfinite(request.arrival_time):
         reject("arrival_time", request.arrival_time, "finite")
+    length = request.sampling_params.beam_length
+    if length is not None and not 0 <= length < len(request.prompt_token_ids):
+        reject("_beam_length", length, f"None or in [0, {len(request.prompt_token_ids)}), the prompt's length")
     _check_params(request.sampling_params, model_config)
 
 

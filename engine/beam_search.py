@@ -5,8 +5,11 @@ step from computing its beams anew.
 """
 
 import heapq
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+
+import msgspec
 
 from ..protocol.errors import EngineGenerateError
 from ..protocol.param_checks import int_at_least, reject_type
@@ -17,7 +20,7 @@ from .outputs.request_output import RequestOutput
 from .progress import UseTqdm, progress
 from .text.prompts import PromptType, to_prompt_list
 
-Generate = Callable[[Sequence[PromptType], SamplingParams], list[RequestOutput]]
+Generate = Callable[[Sequence[PromptType], Sequence[SamplingParams]], list[RequestOutput]]
 """`LLM.generate`, which may be called from within a call of the same thread."""
 
 
@@ -59,7 +62,8 @@ def beam_search(
         reject_type("params", params, "a BeamSearchParams")
     if concurrency_limit is not None:
         int_at_least("concurrency_limit", concurrency_limit, 1, "None or an integer of at least 1")
-    end_tokens = set() if params.ignore_eos else _end_tokens(engine)
+    # A grammar allows an end token where the text may end, and nothing behind it.
+    end_tokens = set() if params.ignore_eos and params.structured_outputs is None else _end_tokens(engine)
     searches = [_make_search(engine, prompt, params, end_tokens) for prompt in to_prompt_list(prompts)]
     for group in _groups(searches, concurrency_limit or len(searches)):
         for _ in progress(range(params.max_tokens), params.max_tokens, use_tqdm, "Beam search"):
@@ -73,7 +77,7 @@ def beam_search(
 def _step(engine: LLMEngine, generate: Generate, searches: Sequence["_Search"]) -> None:
     """Extends every beam of `searches` by one token, in one batch."""
     prompts: list[PromptType] = [{"prompt_token_ids": beam.tokens} for search in searches for beam in search.beams]
-    outputs = generate(prompts, searches[0].step_params)
+    outputs = generate(prompts, [params for search in searches for params in search.step_params()])
     alternatives = iter([_alternatives(engine, output) for output in outputs])
     for search in searches:
         search.advance([next(alternatives) for _ in search.beams])
@@ -93,13 +97,21 @@ class _Search:
         self._max_tokens = min(params.max_tokens, room)
         self._num_candidates = max(2, 1 + len(end_tokens)) * params.beam_width
         self._completed: list[tuple[float, BeamSearchSequence]] = []
-        self.step_params = SamplingParams(
+        self._step_params = SamplingParams(
             temperature=params.temperature,
             max_tokens=1,
             logprobs=self._num_candidates,
             ignore_eos=True,
             detokenize=False,
+            structured_outputs=params.structured_outputs,
         )
+
+    def step_params(self) -> list[SamplingParams]:
+        """For each live beam: under a grammar they say how much of it lies behind."""
+        if self._params.structured_outputs is None:
+            return [self._step_params] * len(self.beams)
+        length = len(self.beams[0].tokens) - self._num_prompt_tokens
+        return [msgspec.structs.replace(self._step_params, _beam_length=length)] * len(self.beams)
 
     def advance(self, alternatives: Sequence[dict[int, Logprob]]) -> None:
         """Takes the next step, given the alternatives for each live beam's next token.
@@ -126,11 +138,12 @@ class _Search:
         return [beam for _, beam in self._completed]
 
     def _best_candidates(self, alternatives: Sequence[dict[int, Logprob]]) -> list[tuple[float, int, int]]:
-        """(cumulative log-probability, beam index, token id), best first."""
+        """(cumulative log-probability, beam index, token id), best first; none that the grammar excludes."""
         candidates = [
             (beam.cum_logprob + entry.logprob, index, token_id)
             for index, (beam, entries) in enumerate(zip(self.beams, alternatives, strict=True))
             for token_id, entry in entries.items()
+            if entry.logprob != -math.inf
         ]
         return heapq.nlargest(self._num_candidates, candidates, key=lambda candidate: candidate[0])
 

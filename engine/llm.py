@@ -203,7 +203,7 @@ class LLM(EngineControls):
         """The best `params.beam_width` continuations of each prompt; at most `concurrency_limit` prompts at once."""
         refuse_lora(lora_request)
 
-        def generate(prompts: Sequence[PromptType], params: SamplingParams) -> list[RequestOutput]:
+        def generate(prompts: Sequence[PromptType], params: Sequence[SamplingParams]) -> list[RequestOutput]:
             return self.generate(prompts, params, use_tqdm=False)
 
         return beam_search(self.llm_engine, generate, prompts, params, use_tqdm, concurrency_limit)

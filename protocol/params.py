@@ -99,6 +99,8 @@ class SamplingParams(msgspec.Struct, metaclass=_SuggestsFields, omit_defaults=Tr
     `thinking_token_budget` is refused by `verify`, for no engine has a reasoning parser. `routed_experts_prompt_start`
     is about the routes of mixture-of-experts models: dense ones have none, and it changes nothing.
     `stream_interval`: tokens that a stream gathers for an output, None: as many as the engine's says.
+    `_beam_length` marks a step of a beam search under a grammar: so many tokens at the prompt's end are the beam's, and
+    logprobs are reported of tokens that the grammar allows.
     """
 
     n: int = 1
@@ -140,6 +142,7 @@ class SamplingParams(msgspec.Struct, metaclass=_SuggestsFields, omit_defaults=Tr
     repetition_detection: RepetitionDetectionParams | None = None
     truncate_prompt_tokens: int | None = None
     stream_interval: int | None = None
+    _beam_length: int | None = None
 
     def __post_init__(self) -> None:
         """Check and normalise. Runs again, without effect, when the params are decoded in the core."""
@@ -369,6 +372,10 @@ class SamplingParams(msgspec.Struct, metaclass=_SuggestsFields, omit_defaults=Tr
     def bad_words_token_ids(self) -> list[list[int]] | None:
         return self._bad_words_token_ids
 
+    @property
+    def beam_length(self) -> int | None:
+        return self._beam_length
+
 
 def _spellings(tokenizer: SupportsEncode, word: str) -> list[list[int]]:
     """A bad word's tokens at the start of a text and behind a space.
@@ -399,7 +406,8 @@ _SWITCHES = (
 class BeamSearchParams(msgspec.Struct, omit_defaults=True, repr_omit_defaults=True):
     """How a beam search runs; `length_penalty` is the exponent of the length a beam's score is divided by.
 
-    `structured_outputs` are refused: a step's candidates are the model's own, which a grammar does not narrow down.
+    With `structured_outputs` a beam goes on with what its grammar allows, at the model's own probabilities, and ends
+    where the grammar does, `ignore_eos` or not.
     """
 
     beam_width: int
@@ -421,5 +429,5 @@ class BeamSearchParams(msgspec.Struct, omit_defaults=True, repr_omit_defaults=Tr
         self.length_penalty = as_finite_float("length_penalty", self.length_penalty, "a finite number")
         as_bool("ignore_eos", self.ignore_eos)
         as_bool("include_stop_str_in_output", self.include_stop_str_in_output)
-        if self.structured_outputs is not None:
-            reject("structured_outputs", self.structured_outputs, "None: beams cannot be held to a grammar")
+        if not isinstance(self.structured_outputs, StructuredOutputsParams | None):
+            reject("structured_outputs", self.structured_outputs, "None or a StructuredOutputsParams")

@@ -9,7 +9,8 @@ import jsonschema
 import pytest
 from prompts import tokens
 
-from corespan import RequestOutput, SamplingParams, StructuredOutputsParams
+from corespan import BeamSearchParams, RequestOutput, SamplingParams, StructuredOutputsParams
+from corespan.core.structured_output import grammar, manager
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -124,3 +125,21 @@ def test_an_impossible_constraint_fails_at_the_caller_and_nobody_else(runner: An
 
     (output,) = runner.generate(["x"], answers(1))
     check_answer(output)
+
+
+def test_each_side_compiles_a_grammar_once(make_llm: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shell over bytes, to refuse it at the caller; the core over the vocabulary."""
+    compiled, vocabularies = grammar.compiled, []
+
+    def counted(text: str, tokenizer: Any) -> Any:
+        vocabularies.append(tokenizer.vocab_size)
+        return compiled(text, tokenizer)
+
+    monkeypatch.setattr(grammar, "compiled", counted)
+    monkeypatch.setattr(manager, "compiled", counted)
+    llm, constraint = make_llm(), StructuredOutputsParams(regex="compiled [a-z]{3}")
+    llm.generate(["one", "two"], SamplingParams(structured_outputs=constraint, n=2, max_tokens=20))
+    llm.generate("three", SamplingParams(structured_outputs=StructuredOutputsParams(regex="compiled [a-z]{3}")))
+    llm.beam_search(["four"], BeamSearchParams(2, 4, structured_outputs=constraint))
+
+    assert vocabularies == [257, 512]

@@ -61,7 +61,8 @@ class StructuredOutputManager:
         if error is not None:
             raise ValueError(str(error)) from error
         matcher = state.result().deep_copy()
-        if not matcher.consume_tokens(request.output_token_ids):
+        first = request.num_prompt_tokens - (request.sampling_params.beam_length or 0)
+        if not matcher.consume_tokens(request.token_ids[first:]):
             raise ValueError("the request's output tokens break the grammar of its structured output")
         request.structured_output_state = matcher
         return True

@@ -78,6 +78,8 @@ def raw(params: dict[str, Any], name: str = "raw", prompt: object = (8, 9), *mor
         ({"allowed_token_ids": [600]}, "allowed_token_ids"),
         ({"logit_bias": {600: 1.0}}, "logit_bias"),
         ({"logprob_token_ids": [2**62]}, "logprob_token_ids"),
+        ({"_beam_length": 2}, "_beam_length"),
+        ({"_beam_length": -1}, "_beam_length"),
     ],
 )
 def test_a_field_out_of_range_is_the_error_of_its_request(core: Core, params: dict[str, Any], named: str) -> None:

@@ -74,10 +74,7 @@ def test_wrong_repetition_patterns_are_refused(sizes: tuple[Any, Any, Any], name
         ({"beam_width": 2, "max_tokens": 1, "length_penalty": math.nan}, "length_penalty"),
         ({"beam_width": 2, "max_tokens": 1, "ignore_eos": 1}, "ignore_eos"),
         ({"beam_width": 2, "max_tokens": 1, "include_stop_str_in_output": 1}, "include_stop_str_in_output"),
-        (
-            {"beam_width": 2, "max_tokens": 1, "structured_outputs": StructuredOutputsParams(json_object=True)},
-            "structured_outputs",
-        ),
+        ({"beam_width": 2, "max_tokens": 1, "structured_outputs": {"json_object": True}}, "structured_outputs"),
     ],
 )
 def test_wrong_beam_search_params_are_refused(fields: dict[str, Any], name: str) -> None:
