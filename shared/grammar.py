@@ -34,6 +34,7 @@ _EBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 MAX_REFERENCES = 250
 MAX_RULES = 2000
 _REFERENCE = re.compile(r'"\$(?:ref|dynamicRef|recursiveRef)"\s*:\s*"([^"]*)"')
+_INLINE_SCHEMA = re.compile(r"%json\s*(?=\{)")
 _RULE = re.compile(r"^\s*[?!]?[\w.-]+[^:\n]*:", re.MULTILINE)
 
 _DATA = frozenset(("const", "enum", "default", "examples", "example"))
@@ -69,6 +70,8 @@ def grammar_text(params: StructuredOutputsParams, tokenizer: "llguidance.LLToken
         if params.structural_tag is not None:
             return _structural_tag_grammar(params, tokenizer)
         text = params.grammar or ""
+        for inline in _INLINE_SCHEMA.finditer(text):
+            _check_inline_schema(text, inline.end())
         return str(llguidance.LLMatcher.grammar_from_lark(gbnf_to_lark(text) if _EBNF_RULE.search(text) else text))
     except Exception as error:  # the notation converters raise whatever their parsers do
         raise _refusal(params, str(error)) from error
@@ -223,15 +226,30 @@ def _literal(text: str) -> str:
 
 def _prepared(schema: Any, params: StructuredOutputsParams) -> Any:
     """The schema as it is compiled. Raises ValueError for numbers that would be taken for others."""
+    _check_schema_numbers(schema)
     if params.disable_additional_properties:
         schema = copy.deepcopy(schema)
-    for part in list(_schemas_in(schema)):
+        for part in list(_schemas_in(schema)):
+            if isinstance(part.get("properties"), dict):
+                part.setdefault("additionalProperties", False)
+    return schema
+
+
+def _check_inline_schema(grammar: str, start: int) -> None:
+    """Check the schema that begins there in a Lark grammar; to name one that does not parse is left to llguidance."""
+    try:
+        schema, _ = json.JSONDecoder().raw_decode(grammar, start)
+    except json.JSONDecodeError:
+        return
+    _check_schema_numbers(schema)
+
+
+def _check_schema_numbers(schema: Any) -> None:
+    """Raise ValueError for numbers that would be taken for others."""
+    for part in _schemas_in(schema):
         for keyword in _NUMBERS:
             if keyword in part:
                 _check_numbers(keyword, part[keyword])
-        if params.disable_additional_properties and isinstance(part.get("properties"), dict):
-            part.setdefault("additionalProperties", False)
-    return schema
 
 
 def _schemas_in(value: Any) -> Iterator[dict[str, Any]]:

@@ -235,7 +235,9 @@ def test_more_alternatives_than_the_parser_follows_are_refused_at_the_caller(mon
     ],
 )
 def test_numbers_that_would_become_others_are_refused_where_they_bind(schema: dict[str, Any]) -> None:
-    for fields in ({"json": json.dumps(schema)}, {"structural_tag": structural_tag([("<f", schema, "")])}):
+    inline = f'start: "a" value\nvalue: %json {json.dumps(schema)}\n'
+    tags = structural_tag([("<f", schema, "")])
+    for fields in ({"json": json.dumps(schema)}, {"structural_tag": tags}, {"grammar": inline}):
         with pytest.raises(VLLMValidationError, match=r"only numbers within 2\*\*63 that a double holds"):
             check_grammar(StructuredOutputsParams(**fields))
 
@@ -243,7 +245,9 @@ def test_numbers_that_would_become_others_are_refused_where_they_bind(schema: di
 def test_large_numbers_and_numbers_that_bind_nothing_are_taken() -> None:
     for number in (2**53, 2**63 - 1024, 1024 - 2**63):
         assert accepts(str(number), json={"enum": [7, number]})
-    assert accepts("7", json=json.dumps({"type": "integer", "default": 2**64, "examples": [2**65]}))
+    free = json.dumps({"type": "integer", "default": 2**64, "examples": [2**65]})
+    assert accepts("7", json=free)
+    assert accepts("a7", grammar=f'start: "a" %json {free}')
 
 
 DATA_LIKE_A_SCHEMA = {"properties": {"a": 1}}
