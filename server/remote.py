@@ -66,15 +66,14 @@ class Remote:
     def _stream(self, path: str, body: dict[str, Any], interruption: Interruption) -> Iterator[dict[str, Any]]:
         body |= {"model": self.model, "stream": True, "stream_options": {"include_usage": True}}
         began = time.perf_counter()
-        return self._choices(self._open(path, body), interruption, began)
+        answer = interruption.wait(lambda: self._open(path, body))
+        return iter(()) if answer is None else self._choices(answer, interruption, began)
 
     def _choices(self, answer: Any, interruption: Interruption, began: float) -> Iterator[dict[str, Any]]:
-        """The choices of a stream's events; hangs up when interrupted. Raises ValueError for an error event."""
+        """The choices of a stream's events; hangs up at once when interrupted. Raises ValueError for an error event."""
         first: float | None = None
         with answer:
-            for line in answer:
-                if interruption.requested:
-                    return
+            while line := interruption.wait(answer.readline):
                 data = line.removeprefix(b"data:").strip()
                 if not line.startswith(b"data:") or data == b"[DONE]":
                     continue

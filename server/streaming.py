@@ -5,17 +5,23 @@ import contextlib
 import itertools
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 if TYPE_CHECKING:
     from ..engine.llm_engine import LLMEngine
     from ..engine.outputs.request_output import RequestOutput
     from ..protocol.params import SamplingParams
 
+T = TypeVar("T")
+
 _request_numbers = itertools.count()
+
+
+class _Stopped(KeyboardInterrupt):
+    """Ctrl-C while something waited that is to end at once."""
 
 
 class Interruption:
@@ -23,6 +29,7 @@ class Interruption:
 
     def __init__(self) -> None:
         self.requested = False
+        self._ends_waiting = False
 
     def __enter__(self) -> Self:
         self._previous = signal.signal(signal.SIGINT, self._note)
@@ -47,10 +54,24 @@ class Interruption:
         finally:
             signal.signal(signal.SIGINT, self._note)
 
+    def wait(self, blocking: Callable[[], T]) -> T | None:
+        """What `blocking` returns; None, at once, where Ctrl-C sets `requested` meanwhile or has set it before."""
+        try:
+            try:
+                self._ends_waiting = True
+                return None if self.requested else blocking()
+            finally:
+                self._ends_waiting = False
+        except _Stopped:
+            self._ends_waiting = False
+            return None
+
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.requested:
             raise KeyboardInterrupt
         self.requested = True
+        if self._ends_waiting:
+            raise _Stopped
 
 
 @dataclass(slots=True)

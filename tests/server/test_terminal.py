@@ -1,13 +1,18 @@
 """The commands at a terminal and away from one: pastes, commands of the chat, closed and full streams, statistics."""
 
+import contextlib
 import io
 import json
 import os
 import pty
+import queue
 import re
 import select
+import signal
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -93,6 +98,47 @@ class TestAtATerminal:
         shown = chat.read_until("tokens/s")
         assert re.search(r"\d+ prompt tokens, first token after .* s; 6 tokens, ", shown)  # two answers, not four
         assert chat.process.wait(DEADLINE) == 0
+
+
+class SilentServer:
+    """Answers each chat with one event and then, or with `opening=False` from the beginning, nothing more."""
+
+    def __init__(self, opening: bool) -> None:
+        event = json.dumps({"choices": [{"delta": {"content": "Well, "}}]})
+        self.opening = f"HTTP/1.1 200 OK\r\n\r\ndata: {event}\n\n".encode() if opening else b""
+        self.socket = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self.socket.getsockname()[1]}/v1"
+        self.asked: queue.Queue[socket.socket] = queue.Queue()
+        threading.Thread(target=self.serve, daemon=True).start()
+
+    def serve(self) -> None:
+        with contextlib.suppress(OSError):  # closed
+            while True:
+                client, _ = self.socket.accept()
+                client.settimeout(DEADLINE)
+                client.recv(65536)
+                client.sendall(self.opening)
+                self.asked.put(client)
+
+
+@pytest.mark.parametrize("opening", [True, False], ids=["within an answer", "before it"])
+def test_ctrl_c_stops_a_servers_answer_while_nothing_comes(opening: bool) -> None:
+    server = SilentServer(opening)
+    chat = Terminal("chat", "--url", server.url, "--model-name", "any")
+    chat.read_until("> ")
+    for _ in range(2):
+        chat.type("hello\n")
+        connection = server.asked.get(timeout=DEADLINE)
+        chat.read_until("Well, " if opening else "hello")
+        chat.process.send_signal(signal.SIGINT)
+        chat.read_until("[stopped]")
+        while connection.recv(65536):  # until it has hung up
+            pass
+        chat.read_until("> ")
+    chat.type("/bye\n")
+    assert chat.process.wait(DEADLINE) == 0
+    os.close(chat.master)
+    server.socket.close()
 
 
 class TestConversation:
