@@ -95,15 +95,17 @@ def test_an_end_token_that_the_model_does_not_have_is_refused_alike_by_all_clien
     )
 
 
-@pytest.mark.parametrize("kind", CLIENT_KINDS)
-def test_an_end_token_of_the_tokenizer_beyond_the_model_is_refused_alike(
-    tiny_llama_dir: str, tmp_path: Path, kind: ClientKind
+def test_an_end_token_of_the_tokenizer_beyond_the_model_is_warned_of_and_ends_nothing(
+    tiny_llama_dir: str, tmp_path: Path, make_llm: Any, reference: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = with_end_ids(tiny_llama_dir, tmp_path / "model", "config.json", None)
+    (tmp_path / "model" / "generation_config.json").unlink()
     path = tmp_path / "model" / "tokenizer.json"
     tokenizer = json.loads(path.read_text())
     end = next(token for token in tokenizer["added_tokens"] if token["id"] == 1)
     tokenizer["model"]["vocab"][end["content"]] = end["id"] = 600
     path.write_text(json.dumps(tokenizer))
-    with pytest.raises(ValueError, match=r"the tokenizer's eos_token_id must be a token id .*0\.\.511.* got 600"):
-        Runner(kind, model=model)
+    (output,) = make_llm(model=model).generate([5, 6, 7], SamplingParams(temperature=0, max_tokens=20, min_tokens=3))
+    assert output.outputs[0].token_ids == reference.greedy([5, 6, 7], 20, eos_token_id=None)
+    warned = [record.getMessage() for record in caplog.records if "end token" in record.getMessage()]
+    assert warned == ["the tokenizer's end token has the id 600, and the model's ids are 0..511: it will end nothing"]

@@ -176,6 +176,8 @@ class InputProcessor:
             params.max_tokens = self.model_config.max_model_len - num_prompt_tokens
             params.min_tokens = min(params.min_tokens, params.max_tokens)
         eos_token_id = None if self.tokenizer is None else self.tokenizer.eos_token_id
+        if eos_token_id is not None and eos_token_id >= self.model_config.vocab_size:
+            eos_token_id = None
         params.update_from_generation_config(self._generation_config, eos_token_id)
         params.update_bad_words(self.tokenizer, self.model_config.vocab_size)
 

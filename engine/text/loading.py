@@ -1,23 +1,31 @@
 """Loads a model's tokenizer: the shell's own, or transformers' where a folder needs that. Called by the engines."""
 
+import logging
 from pathlib import Path
 
 from ...protocol.config import ModelConfig
-from ...protocol.param_checks import check_end_ids
 from ...shared.json_files import read_json_if_there
 from ...shared.tokenizer_files import read_tokenizer, tokenizer_path
 from .tokenizer import Tokenizer
+
+logger = logging.getLogger("corespan.engine")
 
 
 def get_tokenizer(model_config: ModelConfig) -> Tokenizer | None:
     """The model's tokenizer; None where the engine runs on token ids alone.
 
-    Raises what `load_tokenizer` does, and VLLMValidationError where its end token is none of the model's.
+    Raises what `load_tokenizer` does. Warns where its end token is none of the model's, which then never comes.
     """
     if model_config.tokenizer is None:
         return None
     tokenizer = load_tokenizer(model_config.tokenizer, trust_remote_code=model_config.trust_remote_code)
-    check_end_ids("the tokenizer's eos_token_id", tokenizer.eos_token_id, model_config.vocab_size)
+    end_id, vocab_size = tokenizer.eos_token_id, model_config.vocab_size
+    if end_id is not None and end_id >= vocab_size:
+        logger.warning(
+            "the tokenizer's end token has the id %d, and the model's ids are 0..%d: it will end nothing",
+            end_id,
+            vocab_size - 1,
+        )
     return tokenizer
 
 
