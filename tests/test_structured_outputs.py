@@ -10,7 +10,8 @@ import pytest
 from prompts import tokens
 
 from corespan import BeamSearchParams, RequestOutput, SamplingParams, StructuredOutputsParams
-from corespan.core.structured_output import grammar, manager
+from corespan.core.structured_output import manager
+from corespan.shared import grammar
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
