@@ -5,11 +5,10 @@ import ctypes
 import torch
 
 from ..kernels import library, memory
+from ..kernels.header import NUMBERS
 from .interface import AttentionBackend, AttentionMetadata
 
-_BLOCK = 16
-_MAX_HEAD_DIM = 512
-_MAX_GROUP = 48
+_BLOCK = NUMBERS["BLOCK"]
 
 
 class NativeAttentionBackend(AttentionBackend):
@@ -36,9 +35,9 @@ class NativeAttentionBackend(AttentionBackend):
     @classmethod
     def supports(cls, head_dim: int, block_size: int, dtype: torch.dtype, group_size: int) -> bool:
         return (
-            group_size <= _MAX_GROUP
+            group_size <= NUMBERS["MAX_ROWS"]
             and head_dim % 16 == 0
-            and head_dim <= _MAX_HEAD_DIM
+            and head_dim <= NUMBERS["MAX_HEAD_DIM"]
             and block_size % _BLOCK == 0
             and dtype in (torch.bfloat16, torch.float32)
             and library.is_available()

@@ -1,7 +1,7 @@
 """Loads the native kernels and runs lists of their operations. The faces in this package call it; nothing else does.
 
-Every operation is a struct of 8-byte fields, as csrc/args.h declares it. A list of operations runs in one parallel
-region on torch's OpenMP threads, so torch must be loaded first: the two then share one runtime.
+Every operation is a struct of 8-byte fields; what they mean stands in csrc/args.h. A list of operations runs in one
+parallel region on torch's OpenMP threads, so torch must be loaded first: the two then share one runtime.
 """
 
 import ctypes
@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from ...protocol import envs
+from .header import NUMBERS, STRUCTS
 from .source_hash import source_hash
 
 logger = logging.getLogger("corespan.core")
@@ -22,234 +23,74 @@ ISA_LEVELS = ("portable", "avx2", "avx512", "avx512bf16")
 
 Pointer = ctypes.c_void_p
 Int = ctypes.c_int64
-Double = ctypes.c_double
-
 
 _SOURCES = Path(__file__).with_name("csrc")
 
 
 class Operation(ctypes.Structure):
-    """The arguments of one operation. `kind` is its place in csrc/args.h's `Kind`."""
+    """The arguments of one operation, as csrc/args.h describes them. `kind` is its place in `Kind` there."""
 
     kind: int
 
 
 class Step(ctypes.Structure):
-    """One step's batch; see csrc/args.h."""
-
-    _fields_ = [
-        ("num_reqs", Int),
-        ("query_start_loc", Pointer),
-        ("seq_lens", Pointer),
-        ("block_table", Pointer),
-        ("block_table_stride", Int),
-        ("block_size", Int),
-        ("positions", Pointer),
-        ("slot_mapping", Pointer),
-    ]
+    _fields_ = STRUCTS["Step"]
 
 
 class Embed(Operation):
-    kind = 0
-    _fields_ = [
-        ("rows", Pointer),
-        ("ids", Pointer),
-        ("table", Pointer),
-        ("out", Pointer),
-        ("size", Int),
-        ("dtype", Int),
-    ]
+    kind, _fields_ = NUMBERS["EMBED"], STRUCTS["EmbedArgs"]
 
 
 class RmsNorm(Operation):
-    kind = 1
-    _fields_ = [
-        ("rows", Pointer),
-        ("x", Pointer),
-        ("residual", Pointer),
-        ("weight", Pointer),
-        ("out", Pointer),
-        ("row_index", Pointer),
-        ("size", Int),
-        ("eps", Double),
-        ("dtype", Int),
-    ]
+    kind, _fields_ = NUMBERS["RMS_NORM"], STRUCTS["RmsNormArgs"]
 
 
 class Gemm(Operation):
-    kind = 2
-    _fields_ = [
-        ("rows", Pointer),
-        ("x", Pointer),
-        ("x_stride", Int),
-        ("x_block", Int),
-        ("x_scales", Pointer),
-        ("x_sums", Pointer),
-        ("x_totals", Pointer),
-        ("format", Int),
-        ("weight", Pointer),
-        ("weight_scales", Pointer),
-        ("bias", Pointer),
-        ("out", Pointer),
-        ("out_stride", Int),
-        ("n", Int),
-        ("k", Int),
-        ("epilogue", Int),
-    ]
+    kind, _fields_ = NUMBERS["GEMM"], STRUCTS["GemmArgs"]
 
 
 class Pack(Operation):
-    kind = 3
-    _fields_ = [("format", Int), ("weight", Pointer), ("out", Pointer), ("n", Int), ("k", Int)]
+    kind, _fields_ = NUMBERS["PACK"], STRUCTS["PackArgs"]
 
 
 class Rotary(Operation):
-    kind = 4
-    _fields_ = [
-        ("rows", Pointer),
-        ("step", Pointer),
-        ("qkv", Pointer),
-        ("stride", Int),
-        ("cos_sin", Pointer),
-        ("q_norm", Pointer),
-        ("k_norm", Pointer),
-        ("k_cache", Pointer),
-        ("v_cache", Pointer),
-        ("num_blocks", Int),
-        ("num_heads", Int),
-        ("num_kv_heads", Int),
-        ("head_dim", Int),
-        ("rotary_dim", Int),
-        ("eps", Double),
-        ("dtype", Int),
-    ]
+    kind, _fields_ = NUMBERS["ROTARY"], STRUCTS["RotaryArgs"]
 
 
 class WriteKv(Operation):
-    kind = 5
-    _fields_ = [
-        ("rows", Pointer),
-        ("step", Pointer),
-        ("k", Pointer),
-        ("v", Pointer),
-        ("k_stride", Int),
-        ("v_stride", Int),
-        ("k_cache", Pointer),
-        ("v_cache", Pointer),
-        ("num_blocks", Int),
-        ("num_kv_heads", Int),
-        ("head_dim", Int),
-        ("dtype", Int),
-    ]
+    kind, _fields_ = NUMBERS["WRITE_KV"], STRUCTS["WriteKvArgs"]
 
 
 class Attention(Operation):
-    kind = 6
-    _fields_ = [
-        ("step", Pointer),
-        ("q", Pointer),
-        ("q_stride", Int),
-        ("k_cache", Pointer),
-        ("v_cache", Pointer),
-        ("num_blocks", Int),
-        ("out", Pointer),
-        ("out_stride", Int),
-        ("num_heads", Int),
-        ("num_kv_heads", Int),
-        ("head_dim", Int),
-        ("scale", Double),
-        ("window", Int),
-        ("dtype", Int),
-    ]
-
-
-class SiluMul(Operation):
-    kind = 7
-    _fields_ = [("rows", Pointer), ("gate_up", Pointer), ("out", Pointer), ("size", Int), ("dtype", Int)]
+    kind, _fields_ = NUMBERS["ATTENTION"], STRUCTS["AttentionArgs"]
 
 
 class Draw(Operation):
-    kind = 8
-    _fields_ = [
-        ("rows", Pointer),
-        ("logits", Pointer),
-        ("stride", Int),
-        ("n", Int),
-        ("temperature", Pointer),
-        ("min_p", Pointer),
-        ("top_k", Pointer),
-        ("top_p", Pointer),
-        ("uniforms", Pointer),
-        ("token_ids", Pointer),
-        ("largest", Pointer),
-        ("processed", Pointer),
-        ("allowed", Pointer),
-    ]
+    kind, _fields_ = NUMBERS["DRAW"], STRUCTS["DrawArgs"]
 
 
 class Quantize(Operation):
-    kind = 9
-    _fields_ = [
-        ("rows", Pointer),
-        ("x", Pointer),
-        ("x_stride", Int),
-        ("out", Pointer),
-        ("scales", Pointer),
-        ("sums", Pointer),
-        ("totals", Pointer),
-        ("k", Int),
-        ("block", Int),
-    ]
+    kind, _fields_ = NUMBERS["QUANTIZE"], STRUCTS["QuantizeArgs"]
 
 
 class Logprobs(Operation):
-    kind = 10
-    _fields_ = [
-        ("rows", Pointer),
-        ("logits", Pointer),
-        ("stride", Int),
-        ("n", Int),
-        ("width", Int),
-        ("find_largest", Int),
-        ("normalize", Int),
-        ("ids", Pointer),
-        ("values", Pointer),
-        ("ranks", Pointer),
-    ]
+    kind, _fields_ = NUMBERS["LOGPROBS"], STRUCTS["LogprobsArgs"]
 
 
 class RowBlocks(Operation):
-    """Lets the next `operations` run block by block of rows, see csrc/args.h."""
-
-    kind = 11
-    _fields_ = [("rows", Pointer), ("operations", Int)]
+    kind, _fields_ = NUMBERS["ROW_BLOCKS"], STRUCTS["RowBlocksArgs"]
 
 
 class Place(Operation):
-    """Lets each thread touch the pages of a packed weight that it will read, see csrc/gemm.h."""
-
-    kind = 12
-    _fields_ = [("format", Int), ("out", Pointer), ("n", Int), ("k", Int)]
+    kind, _fields_ = NUMBERS["PLACE"], STRUCTS["PlaceArgs"]
 
 
 class Penalties(Operation):
-    kind = 13
-    _fields_ = [
-        ("rows", Pointer),
-        ("logits", Pointer),
-        ("stride", Int),
-        ("lines", Pointer),
-        ("sizes", Pointer),
-        ("ids", Pointer),
-        ("generated", Pointer),
-        ("repetition", Pointer),
-        ("frequency", Pointer),
-        ("presence", Pointer),
-    ]
+    kind, _fields_ = NUMBERS["PENALTIES"], STRUCTS["PenaltiesArgs"]
 
 
 class _Entry(ctypes.Structure):
-    _fields_ = [("kind", Int), ("args", Pointer)]
+    _fields_ = STRUCTS["Op"]
 
 
 class Recording:
@@ -299,7 +140,7 @@ def isa_level() -> int:
 
 def dtype_code(dtype: torch.dtype) -> int:
     """The `Dtype` of csrc/args.h. Raises KeyError for a type the kernels do not take."""
-    return {torch.float32: 0, torch.bfloat16: 1}[dtype]
+    return {torch.float32: NUMBERS["FLOAT32"], torch.bfloat16: NUMBERS["BFLOAT16"]}[dtype]
 
 
 def _library() -> ctypes.CDLL:

@@ -8,15 +8,19 @@ from typing import Protocol, TypeGuard
 import torch
 
 from . import library, memory
+from .header import NUMBERS
 
-PANEL = 32
+PANEL = NUMBERS["PANEL"]
 """Output columns to a panel of packed weights."""
 
-STORE, STORE_FLOAT32, SILU_MUL = range(3)
+STORE, STORE_FLOAT32, SILU_MUL, GELU_MUL = (
+    NUMBERS[name] for name in ("STORE", "STORE_FLOAT32", "SILU_MUL", "GELU_MUL")
+)
+_GATED = (SILU_MUL, GELU_MUL)
 
-BF16, INT8 = 0, 1
-BLOCK_FORMATS = {"Q8_0": 2, "Q4_0": 3, "Q4_1": 4}
-_BLOCK = 32
+BF16, INT8 = NUMBERS["BF16"], NUMBERS["INT8"]
+BLOCK_FORMATS = {kind: NUMBERS[kind] for kind in ("Q8_0", "Q4_0", "Q4_1")}
+_BLOCK = NUMBERS["GROUP"]
 BLOCK_BYTES = {"Q8_0": 34, "Q4_0": 18, "Q4_1": 20}
 
 SLAB_VALUES = 1 << 22
@@ -44,7 +48,7 @@ def slabs(weight: Rows, epilogue: int = STORE) -> Iterator[tuple[int, torch.Tens
     step = max(SLAB_VALUES // width // PANEL, 1) * PANEL
     for first in range(0, n, step):
         end = min(first + step, n)
-        if epilogue == SILU_MUL:
+        if epilogue in _GATED:
             gate, up = weight[first // 2 : end // 2], weight[(n + first) // 2 : (n + end) // 2]
             yield first, _ordered(torch.cat([gate, up]), epilogue)
         else:
@@ -57,7 +61,7 @@ class PackedWeight:
     format = BF16
 
     def __init__(self, weight: Rows, bias: torch.Tensor | None, epilogue: int = STORE) -> None:
-        """weight: [n, k] bfloat16, bias: [n]; SILU_MUL: gate rows first, n divisible by 32."""
+        """weight: [n, k] bfloat16, bias: [n]; SILU_MUL, GELU_MUL: gate rows first, n divisible by 32."""
         self._set_up(weight.shape[0], weight.shape[1], 2 * weight.shape[1], bias, epilogue)
         for first, rows in slabs(weight, epilogue):
             self._pack(rows, first)
@@ -65,7 +69,7 @@ class PackedWeight:
     def _set_up(self, n: int, k: int, row_bytes: int, bias: torch.Tensor | None, epilogue: int) -> None:
         self.n, self.k, self.epilogue = n, k, epilogue
         self.bias = None if bias is None else _padded(_ordered(bias, epilogue))
-        self.out_features = n // 2 if epilogue == SILU_MUL else n
+        self.out_features = n // 2 if epilogue in _GATED else n
         self._row_bytes = row_bytes
         self.packed = memory.allocate((-(-n // PANEL) * PANEL * row_bytes,), torch.uint8)
         library.run(library.Place(format=self.format, out=self.packed.data_ptr(), n=n, k=k))
@@ -216,8 +220,8 @@ def quantize_rows(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _ordered(rows: torch.Tensor, epilogue: int) -> torch.Tensor:
-    """Rows as they are packed: for SILU_MUL 16 of the gate and 16 of the up projection in turn."""
-    if epilogue == SILU_MUL:
+    """Rows as they are packed: where gated, 16 of the gate and 16 of the up projection in turn."""
+    if epilogue in _GATED:
         rows = rows.view(2, -1, 16, *rows.shape[1:]).transpose(0, 1).reshape(rows.shape)
     return rows.contiguous()
 

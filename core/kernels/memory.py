@@ -35,7 +35,7 @@ _chunk: _Chunk | None = None
 
 @contextlib.contextmanager
 def separate() -> Iterator[None]:
-    """What is allocated within shares no region with what comes before or after, so its memory goes when it does."""
+    """Begins an arena of its own for what is allocated within: freeing that gives the pages back to the system."""
     global _chunk
     _chunk = None
     try:

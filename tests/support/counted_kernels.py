@@ -49,8 +49,9 @@ def norms() -> None:
         rows=integers(16), x=buffer(size), residual=buffer(size), weight=buffer(2 * HIDDEN), out=buffer(size),
         size=HIDDEN, eps=1e-5, dtype=BFLOAT16,
     ))  # fmt: skip
-    run("silu and multiply", library.SiluMul(
-        rows=integers(16), gate_up=buffer(2 * size), out=buffer(size), size=HIDDEN, dtype=BFLOAT16,
+    run("normalise, add and normalise", library.RmsNorm(
+        rows=integers(16), x=buffer(size), x_weight=buffer(4 * HIDDEN), residual=buffer(size),
+        weight=buffer(4 * HIDDEN), out=buffer(size), size=HIDDEN, eps=1e-5, dtype=BFLOAT16, wide_weights=1,
     ))  # fmt: skip
 
 

@@ -1,4 +1,5 @@
-// The arguments of every operation, as Python fills them in (core/kernels/library.py mirrors each struct, field by field).
+// The arguments of every operation, as Python fills them in, and the numbers that both sides know: core/kernels/header.py
+// reads this file, so constants, enums and structs are written one entry to a line or `a = 0, b = 1` in a row.
 //
 // All fields are 8 bytes wide. `rows` and `step` are pointers, so that a recorded list can be replayed with other counts.
 #pragma once
@@ -8,6 +9,12 @@
 struct bf16 {
     uint16_t bits;
 };
+
+constexpr int PANEL = 32;          // output columns of a packed weight that lie together
+constexpr int GROUP = 32;          // values to a block of GGUF's formats, and to a scale of quantised x at the finest
+constexpr int BLOCK = 16;          // tokens of the KV cache that lie together
+constexpr int MAX_HEAD_DIM = 512;  // in attention
+constexpr int MAX_ROWS = 48;       // query rows that share one reading of a partition: tokens x heads of one kv head
 
 enum Dtype : int64_t { FLOAT32 = 0, BFLOAT16 = 1 };
 
@@ -32,11 +39,14 @@ struct EmbedArgs {
     int64_t dtype;
 };
 
-// residual += x (skipped where x is null), then out = residual normalised (merely copied where weight is null). With
-// `row_index`, and no x, only those rows of the residual are taken, into consecutive rows of out.
+// residual += x (skipped where x is null; x is normalised before where x_weight is given), then out = residual normalised
+// (merely copied where weight is null). With `row_index`, and no x, only those rows of the residual are taken, into
+// consecutive rows of out. What is normalised is rounded to its dtype before a weight of that dtype multiplies it, and
+// after a wide one does, which is FLOAT32.
 struct RmsNormArgs {
     const int64_t* rows;
     const void* x;
+    const void* x_weight;  // [size] or null
     void* residual;
     const void* weight;  // [size] or null
     void* out;
@@ -44,13 +54,14 @@ struct RmsNormArgs {
     int64_t size;
     double eps;
     int64_t dtype;
+    int64_t wide_weights;  // 0: of `dtype`
 };
 
-enum Epilogue : int64_t { STORE = 0, STORE_FLOAT32 = 1, SILU_MUL = 2 };
+enum Epilogue : int64_t { STORE = 0, STORE_FLOAT32 = 1, SILU_MUL = 2, GELU_MUL = 3 };
 enum Format : int64_t { BF16 = 0, INT8 = 1, Q8_0 = 2, Q4_0 = 3, Q4_1 = 4 };
 
-// One product with packed weights. SILU_MUL: each 32-column panel holds 16 gate columns, then the 16 up columns that
-// belong to them; out is [rows, n / 2].
+// One product with packed weights. SILU_MUL and GELU_MUL (GELU by tanh) of gate and up: each 32-column panel holds 16 gate
+// columns, then the 16 up columns that belong to them; out is [rows, n / 2].
 struct GemmArgs {
     const int64_t* rows;
     const void* x;  // [rows, x_stride], bf16; for all other formats int8 as quantised by QuantizeArgs
@@ -107,7 +118,7 @@ struct RotaryArgs {
     void* qkv;  // [rows, stride]: heads of q, of k, of v
     int64_t stride;
     const float* cos_sin;  // [positions, rotary_dim]: cosines, then sines; null: no rotation
-    const void* q_norm;    // [head_dim] or null
+    const void* q_norm;    // [head_dim] or null, normalises before the rotation as RmsNormArgs does
     const void* k_norm;
     void* k_cache;  // [kv_heads, num_blocks, head_dim / p, 16, p], p values to a word
     void* v_cache;  // [kv_heads, num_blocks, 16 / p, head_dim, p]
@@ -118,6 +129,7 @@ struct RotaryArgs {
     int64_t rotary_dim;
     double eps;
     int64_t dtype;
+    int64_t wide_norms;  // 0: of `dtype`
 };
 
 struct WriteKvArgs {
@@ -148,15 +160,8 @@ struct AttentionArgs {
     int64_t num_kv_heads;
     int64_t head_dim;
     double scale;
+    double softcap;  // scores become softcap * tanh(score / softcap); 0: they do not
     int64_t window;  // 0: none
-    int64_t dtype;
-};
-
-struct SiluMulArgs {
-    const int64_t* rows;
-    const void* gate_up;  // [rows, 2 * size]
-    void* out;            // [rows, size]
-    int64_t size;
     int64_t dtype;
 };
 
@@ -214,7 +219,21 @@ struct RowBlocksArgs {
     int64_t operations;
 };
 
-enum Kind : int64_t { EMBED, RMS_NORM, GEMM, PACK, ROTARY, WRITE_KV, ATTENTION, SILU_MUL_OP, DRAW, QUANTIZE, LOGPROBS, ROW_BLOCKS, PLACE, PENALTIES };
+enum Kind : int64_t {
+    EMBED = 0,
+    RMS_NORM = 1,
+    GEMM = 2,
+    PACK = 3,
+    ROTARY = 4,
+    WRITE_KV = 5,
+    ATTENTION = 6,
+    DRAW = 7,
+    QUANTIZE = 8,
+    LOGPROBS = 9,
+    ROW_BLOCKS = 10,
+    PLACE = 11,
+    PENALTIES = 12,
+};
 
 struct Op {
     int64_t kind;

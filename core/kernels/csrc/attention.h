@@ -6,13 +6,10 @@
 // The context is cut at fixed positions into partitions. Each is attended by itself and merged into the running result
 // in order, whoever computed it: a token's output does not depend on the batch, the chunk or the number of threads.
 
-constexpr int BLOCK = 16;
-constexpr int MAX_HEAD_DIM = 512;
 constexpr int PARTITION = 512;
 constexpr int AHEAD = 6;  // blocks to fetch ahead where a context's blocks lie scattered, which hides them from the hardware
 constexpr int PARTITION_BLOCKS = PARTITION / BLOCK;
 constexpr int64_t MAX_ROOM = 1 << 24;  // floats for split contexts: a million tokens of 8 kv heads and head_dim 128
-constexpr int MAX_ROWS = 48;  // query rows that share one reading of a partition: tokens x heads of one kv head
 #if defined(ISA_AVX512BF16) || defined(ISA_AVX512)
 constexpr int ROW_GROUP = 6;
 constexpr int SIDE = 4;  // blocks, or 16-wide slices of head_dim, held in registers together
@@ -108,6 +105,15 @@ struct Attention {
                 score_group<ROWS, 1>(q, k + b, scattered ? k + b + AHEAD : nullptr, at);
                 b++;
             }
+        }
+    }
+
+    // Scores, not yet scaled, in whole blocks [first, end).
+    void cap_scores(float* scores, int first, int end) const {
+        const Vec reach = splat((float)(a.softcap / a.scale)), factor = splat(2.0f * score_scale / (float)a.softcap);
+        for (int i = first; i < end; i += BLOCK) {
+            const Vec tanh = splat(1.0f) - times_sigmoid(splat(2.0f), load(scores + i) * factor);
+            store(scores + i, reach * tanh);
         }
     }
 
@@ -209,7 +215,7 @@ struct Attention {
             v[b] = block(a.v_cache, tile.req, part * PARTITION_BLOCKS + b, kv_head);
             scattered |= b > first_block && k[b] != k[b - 1] + block_words;
         }
-        // Behind the keys come the values, behind those the next partition's keys.
+        // What AHEAD looks at past the last block: after this partition's keys its values, after those the next one's keys.
         const int64_t context_blocks = (step.seq_lens[tile.req] + BLOCK - 1) / BLOCK;
         for (int i = 0; i < AHEAD; i++) {
             const int64_t next = (part + 1) * PARTITION_BLOCKS + i;
@@ -229,6 +235,8 @@ struct Attention {
                 out_rows[i] = to.out + (r + i) * a.head_dim;
             }
             score_rows<ROW_GROUP>(count, q, k + first_block, scattered, end_block - first_block, score_rows_at);
+            if (a.softcap != 0)
+                for (int i = 0; i < count; i++) cap_scores(scores[i], first_block * BLOCK, end_block * BLOCK);
             for (int i = 0; i < count; i++) to.max[r + i] = largest_score(scores[i], row_first[r + i], row_end[r + i]);
             for (int i = 0; i < count; i++)
                 to.sum[r + i] =

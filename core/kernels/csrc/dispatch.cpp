@@ -42,7 +42,6 @@ extern "C" __attribute__((visibility("default"))) int64_t corespan_args_size(int
         case ROTARY: return sizeof(RotaryArgs);
         case WRITE_KV: return sizeof(WriteKvArgs);
         case ATTENTION: return sizeof(AttentionArgs);
-        case SILU_MUL_OP: return sizeof(SiluMulArgs);
         case DRAW: return sizeof(DrawArgs);
         case QUANTIZE: return sizeof(QuantizeArgs);
         case LOGPROBS: return sizeof(LogprobsArgs);

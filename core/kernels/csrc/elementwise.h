@@ -1,4 +1,4 @@
-// The operations between the matrix products: embedding, RMSNorm with the residual sum, SiLU-and-mul.
+// The operations between the matrix products: embedding, and RMSNorm with the sum that comes before it.
 
 template <class T>
 void embed(const EmbedArgs& a, Team& team) {
@@ -7,38 +7,51 @@ void embed(const EmbedArgs& a, Team& team) {
     });
 }
 
+// 1 / sqrt(mean of squares + eps) of the values that value(i), value(i + 16), ... give, `size` in all.
+template <class Value>
+INLINE Vec inverse_rms(int64_t size, double eps, Value value) {
+    Vec squares = splat(0.0f);
+    for (int64_t i = 0; i < size; i += 16) {
+        const Vec v = value(i);
+        squares = fma(v, v, squares);
+    }
+    return splat(1.0f / sqrtf(lane_sum(squares) / (float)size + (float)eps));
+}
+
+// What a weight of T's own width multiplies is rounded to T first.
+template <class T, class W>
+INLINE Vec weighted(Vec normalised, const W* weight) {
+    if constexpr (sizeof(W) == sizeof(T)) normalised = rounded<T>(normalised);
+    return normalised * load(weight);
+}
+
 // `size` is a multiple of 16. The residual is kept in T, as the reference does.
-template <class T>
+template <class T, class W>
 void rms_norm(const RmsNormArgs& a, Team& team) {
     team.share_rows(a.rows, [&](int64_t row) {
         T* residual = (T*)a.residual + (a.row_index ? a.row_index[row] : row) * a.size;
-        const T *x = a.x ? (const T*)a.x + row * a.size : nullptr, *weight = (const T*)a.weight;
+        const T* x = (const T*)a.x + row * a.size;
+        const W *x_weight = (const W*)a.x_weight, *weight = (const W*)a.weight;
         T* out = (T*)a.out + row * a.size;
-        Vec squares = splat(0.0f);
-        for (int64_t i = 0; i < a.size; i += 16) {
-            if (x) store(residual + i, load(residual + i) + load(x + i));
-            const Vec h = load(residual + i);
-            squares = fma(h, h, squares);
+        auto sum = [&](int64_t i, Vec addend) __attribute__((always_inline)) {
+            store(residual + i, load(residual + i) + addend);
+            return load(residual + i);
+        };
+        Vec scale;
+        if (!a.x) {
+            scale = inverse_rms(a.size, a.eps, [&](int64_t i) { return load(residual + i); });
+        } else if (!x_weight) {
+            scale = inverse_rms(a.size, a.eps, [&](int64_t i) { return sum(i, load(x + i)); });
+        } else {
+            const Vec x_scale = inverse_rms(a.size, a.eps, [&](int64_t i) { return load(x + i); });
+            scale = inverse_rms(a.size, a.eps, [&](int64_t i) {
+                return sum(i, rounded<T>(weighted<T>(load(x + i) * x_scale, x_weight + i)));
+            });
         }
         if (!weight) {
             memcpy(out, residual, a.size * sizeof(T));
             return;
         }
-        const Vec scale = splat(1.0f / sqrtf(lane_sum(squares) / (float)a.size + (float)a.eps));
-        for (int64_t i = 0; i < a.size; i += 16) store(out + i, rounded<T>(load(residual + i) * scale) * load(weight + i));
-    });
-}
-
-template <class T>
-void silu_mul(const SiluMulArgs& a, Team& team) {
-    team.share_rows(a.rows, [&](int64_t row) {
-        const T* gate = (const T*)a.gate_up + row * 2 * a.size;
-        T* out = (T*)a.out + row * a.size;
-        int64_t i = 0;
-        for (; i + 16 <= a.size; i += 16) store(out + i, rounded<T>(silu(load(gate + i))) * load(gate + a.size + i));
-        for (; i < a.size; i++) {
-            const float g = to_float(gate[i]), activated = to_float(round_to<T>(g / (1.0f + expf(-g))));
-            out[i] = round_to<T>(activated * to_float(gate[a.size + i]));
-        }
+        for (int64_t i = 0; i < a.size; i += 16) store(out + i, weighted<T>(load(residual + i) * scale, weight + i));
     });
 }

@@ -4,7 +4,6 @@
 // by side: a word of weights times a broadcast word of x needs no horizontal sum. Every output is one chain of sums along
 // k whatever the number of rows, so a row's result does not depend on the rows beside it.
 
-constexpr int PANEL = 32;
 constexpr int FEW_ROWS = 4;  // which wait for memory
 constexpr int64_t CACHED_X_BYTES = 393216;  // of the second-level cache
 constexpr int64_t PAGE_BYTES = 4096;
@@ -74,8 +73,9 @@ void gemm_tile(const GemmArgs& a, int64_t row, int64_t panel, int64_t ahead) {
             high = high + load(a.bias + column + 16);
         }
         const int64_t at = (row + r) * a.out_stride;
-        if (a.epilogue == SILU_MUL) {
-            const Vec gate = rounded<bf16>(silu(rounded<bf16>(low)));
+        if (a.epilogue == SILU_MUL || a.epilogue == GELU_MUL) {
+            const Vec x = rounded<bf16>(low), power = a.epilogue == SILU_MUL ? silu_power(x) : gelu_power(x);
+            const Vec gate = rounded<bf16>(times_sigmoid(x, power));
             store_some((bf16*)a.out + at + column / 2, gate * rounded<bf16>(high), left / 2);
         } else if (a.epilogue == STORE_FLOAT32) {
             store_some((float*)a.out + at + column, low, left);

@@ -19,6 +19,12 @@
     ((const Args*)op.args)->dtype == BFLOAT16 ? function<bf16>(*(const Args*)op.args, team) \
                                               : function<float>(*(const Args*)op.args, team)
 
+// By the dtype of what is normalised, and of the weights that do it.
+#define BY_DTYPES(function, Args, wide)                                                                \
+    ((const Args*)op.args)->dtype == FLOAT32 ? function<float, float>(*(const Args*)op.args, team) \
+    : ((const Args*)op.args)->wide           ? function<bf16, float>(*(const Args*)op.args, team)  \
+                                             : function<bf16, bf16>(*(const Args*)op.args, team)
+
 #define BY_FORMAT(function, Args)                                                              \
     switch (((const Args*)op.args)->format) {                                                  \
         case BF16: return function<Bf16Weight>(*(const Args*)op.args, team);                   \
@@ -31,14 +37,13 @@
 static void execute(const Op& op, Team& team) {
     switch (op.kind) {
         case EMBED: return BY_DTYPE(embed, EmbedArgs);
-        case RMS_NORM: return BY_DTYPE(rms_norm, RmsNormArgs);
+        case RMS_NORM: return BY_DTYPES(rms_norm, RmsNormArgs, wide_weights);
         case GEMM: BY_FORMAT(gemm, GemmArgs)
         case PACK: BY_FORMAT(pack_weight, PackArgs)
         case PLACE: BY_FORMAT(place_weight, PlaceArgs)
-        case ROTARY: return BY_DTYPE(rotary, RotaryArgs);
+        case ROTARY: return BY_DTYPES(rotary, RotaryArgs, wide_norms);
         case WRITE_KV: return BY_DTYPE(write_kv, WriteKvArgs);
         case ATTENTION: return attention(*(const AttentionArgs*)op.args, team);
-        case SILU_MUL_OP: return BY_DTYPE(silu_mul, SiluMulArgs);
         case DRAW: return draw(*(const DrawArgs*)op.args, team);
         case QUANTIZE: return quantize(*(const QuantizeArgs*)op.args, team);
         case LOGPROBS: return logprobs(*(const LogprobsArgs*)op.args, team);

@@ -22,16 +22,14 @@ void write_kv(const WriteKvArgs& a, Team& team) {
 }
 
 // One head in place: normalised with `norm` where given, then the first rotary_dim values rotated by halves.
-template <class T>
-void rotate_head(const RotaryArgs& a, T* head, const T* norm, const float* cos_sin) {
+template <class T, class W>
+void rotate_head(const RotaryArgs& a, T* head, const W* norm, const float* cos_sin) {
     float x[MAX_HEAD_DIM];
     for (int64_t d = 0; d < a.head_dim; d += 16) store(x + d, load(head + d));
     if (norm) {
-        Vec squares = splat(0.0f);
-        for (int64_t d = 0; d < a.head_dim; d += 16) squares = fma(load(x + d), load(x + d), squares);
-        const Vec scale = splat(1.0f / sqrtf(lane_sum(squares) / (float)a.head_dim + (float)a.eps));
+        const Vec scale = inverse_rms(a.head_dim, a.eps, [&](int64_t d) { return load(x + d); });
         for (int64_t d = 0; d < a.head_dim; d += 16)
-            store(x + d, rounded<T>(rounded<T>(load(x + d) * scale) * load(norm + d)));
+            store(x + d, rounded<T>(weighted<T>(load(x + d) * scale, norm + d)));
     }
     const int64_t half = a.rotary_dim / 2;
     if (cos_sin) {
@@ -50,7 +48,7 @@ void rotate_head(const RotaryArgs& a, T* head, const T* norm, const float* cos_s
     for (int64_t d = 0; d < a.head_dim; d += 16) store(head + d, load(x + d));
 }
 
-template <class T>
+template <class T, class W>
 void rotary(const RotaryArgs& a, Team& team) {
     const int64_t group = a.num_heads / a.num_kv_heads;
     team.share_rows(a.rows, [&](int64_t item) {
@@ -59,9 +57,9 @@ void rotary(const RotaryArgs& a, Team& team) {
         T* k = q + (a.num_heads + kv_head) * a.head_dim;
         const float* cos_sin = a.cos_sin ? a.cos_sin + a.step->positions[row] * a.rotary_dim : nullptr;
         for (int64_t h = kv_head * group; h < (kv_head + 1) * group; h++)
-            rotate_head(a, q + h * a.head_dim, (const T*)a.q_norm, cos_sin);
+            rotate_head(a, q + h * a.head_dim, (const W*)a.q_norm, cos_sin);
         if (!a.k_cache) return;
-        rotate_head(a, k, (const T*)a.k_norm, cos_sin);
+        rotate_head(a, k, (const W*)a.k_norm, cos_sin);
         write_kv_head<T>(a.k_cache, a.v_cache, a.step->slot_mapping[row], kv_head, a.num_blocks, a.head_dim, k,
                          k + a.num_kv_heads * a.head_dim);
     }, a.num_kv_heads);

@@ -3,8 +3,6 @@
 // The dot product of the hardware takes unsigned by signed bytes, so weights are kept unsigned, `ZERO` above their value,
 // and ZERO times the sum of x is taken off again. Blocks keep the file's scales and bits; only their order changes.
 
-constexpr int GROUP = 32;  // k values to a block
-
 // acc + the four products of unsigned bytes of w and signed bytes of x in each lane.
 INLINE Ints dot_bytes(Ints acc, Words w, Words x) {
 #ifdef ISA_AVX512BF16

@@ -111,8 +111,8 @@ struct Entries {
         return total.sum();
     }
 
-    // Where the shortest beginning ends that weighs `wanted` together with the `before` that lies above all entries. It
-    // ends within low..high.
+    // The cut of a top-p prefix: the fewest entries, taken in the order, whose weight and `before` (that of all entries
+    // above these) come to `wanted`. The last of them has a value within low..high.
     Cut cut_at(double before, double wanted, float low, float high) const {
         Cut cut;
         cut.value = last_float(low, high, [&](float v) { return before + weight_from(v) >= wanted; });
@@ -192,7 +192,8 @@ public:
         return each_group(cut, [&](int64_t i, Vec bound) { return where_at_least(at(i), bound, load(weights_ + i)); });
     }
 
-    // Within `kept`, where the shortest beginning ends that weighs `wanted` of the `total` that `weigh` found.
+    // Top-p: the cut of the smallest prefix of the order, within `kept`, whose weight comes to `wanted` (p times `total`,
+    // which is what `weigh` found).
     Cut nucleus(double wanted, double total, const Cut& kept, float temperature) {
         // All entries below this share of the likeliest weigh less together than what may be missing.
         const float share = larger(logf((float)((total - wanted) / (double)n)) - 0.1f, -90.0f);

@@ -238,8 +238,9 @@ INLINE Vec exp2(Vec x) {
     return x;
 }
 
-INLINE Vec silu(Vec x) {
-    const Vec divisor = splat(1.0f) + exp2(x * splat(-1.44269504f));
+// x / (1 + 2^z), which is x times the sigmoid of -z in powers of two.
+INLINE Vec times_sigmoid(Vec x, Vec z) {
+    const Vec divisor = splat(1.0f) + exp2(z);
 #if LANES_16
     // An estimate and a step of Newton's method are within an ulp in a fraction of a division's time. Of an infinite
     // divisor the estimate is exact, and the step would be none.
@@ -252,6 +253,13 @@ INLINE Vec silu(Vec x) {
     return x / divisor;
 #endif
 }
+
+// times_sigmoid(x, silu_power(x)) is x * sigmoid(x).
+INLINE Vec silu_power(Vec x) { return x * splat(-1.44269504f); }
+
+// times_sigmoid(x, gelu_power(x)) is GELU by tanh, x / 2 * (1 + tanh(u)) with u = sqrt(2 / pi) * (x + 0.044715 x^3): half
+// of 1 + tanh(u) is sigmoid(2u).
+INLINE Vec gelu_power(Vec x) { return x * fma(x * x, splat(-0.102943240f), splat(-2.30220819f)); }
 
 // acc + the products of one word of `a` and one of `b`, lane by lane: two bf16 products, or one of floats.
 template <class T>

@@ -119,9 +119,9 @@ public:
         share(0, count, 1, work);
     }
 
-    // Calls work(item) for items 0..count-1: first `own` neighbours on each thread, by its rank, then `run` at a time on
-    // whichever thread is free, then what other threads have left of their own: one that lost its core to another program
-    // keeps nobody waiting but for the item it is at.
+    // Calls work(item) for items 0..count-1. The static part: thread r takes items r * own .. (r + 1) * own - 1. The dynamic
+    // part: of the rest, `run` at a time go to whichever thread is free. Then threads help out with what others have left
+    // of their static part: one that lost its core to another program keeps nobody waiting but for the item it is at.
     template <class Work>
     void share_by_rank(int64_t count, int64_t own, int64_t run, Work work) {
         if (size == 1 || size > MAX_OWNERS || own == 0) return share(0, count, run, work);

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from corespan.core.kernels import library
+from corespan.core.kernels import header, library
 from corespan.core.kernels.source_hash import source_hash
 
 SIZES = {operation.kind: ctypes.sizeof(operation) for operation in library.Operation.__subclasses__()}
@@ -32,6 +32,25 @@ def test_every_operation_has_a_kind_of_its_own() -> None:
     assert sorted(SIZES) == list(range(len(library.Operation.__subclasses__())))
 
 
+def test_the_header_s_structs_are_read_field_by_field() -> None:
+    numbers, structs = header.read(
+        "constexpr int SIZE = 48;  // struct Lost { int64_t a; };\n"
+        "enum Kind : int64_t {\n    ADD = 3,\n    SUBTRACT = 7,\n};\n"
+        "struct bf16 {\n    uint16_t bits;\n};\n"
+        "struct AddArgs {\n    const int64_t* rows;  // [n]; of x\n    double eps;\n"
+        "    const uint32_t* const* ids;\n    int64_t n;\n};\n"
+    )
+    assert numbers == {"SIZE": 48, "ADD": 3, "SUBTRACT": 7}
+    pointer = ctypes.c_void_p
+    fields = [("rows", pointer), ("eps", ctypes.c_double), ("ids", pointer), ("n", ctypes.c_int64)]
+    assert structs == {"AddArgs": fields}
+
+
+def test_a_field_of_another_kind_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match="cannot read the field 'int32_t n'"):
+        header.read("struct AddArgs {\n    int32_t n;\n};\n")
+
+
 def test_a_library_of_other_structs_is_not_used() -> None:
     assert library._is_of_this_version(built_from(SIZES))  # type: ignore[arg-type]
     for kind in SIZES:
@@ -50,7 +69,9 @@ def test_the_kernels_are_not_used_once_a_source_has_changed(tmp_path: Path, monk
     args.write_text(args.read_text() + "// Two fields of the same size are swapped.\n")
     assert not library._is_of_this_version(built)
 
-    shutil.rmtree(sources)  # a wheel holds no sources: its kernels and its Python come from one build
+    for source in sources.iterdir():  # a wheel holds the arguments alone: its kernels and Python come from one build
+        if source != args:
+            source.unlink()
     assert library._is_of_this_version(built)
 
 

@@ -1,15 +1,16 @@
 """Each native operation against torch, on every instruction set of this CPU."""
 
+import ctypes
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from corespan.core.kernels import library, ops
-from corespan.core.kernels.linear import SILU_MUL, PackedWeight
-from corespan.core.models.ops import TorchOps
+from corespan.core.kernels import library
+from corespan.core.kernels.linear import GELU_MUL, SILU_MUL, PackedWeight
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 
@@ -24,38 +25,81 @@ def assert_close(actual: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(actual.float(), expected.float(), atol=tolerance, rtol=tolerance)
 
 
-@DTYPES
-@pytest.mark.parametrize("shape", [(1, 16), (3, 576), (130, 80)])
-def test_rms_norm_equals_torch(shape: tuple[int, int], dtype: torch.dtype, isa: str) -> None:
-    x, weight = random(*shape, dtype=dtype), random(shape[1], dtype=dtype, seed=1)
-    assert_close(ops.rms_norm(x, weight, 1e-5), TorchOps().rms_norm(x, weight, 1e-5))
-
-
-@DTYPES
-def test_add_rms_norm_adds_to_the_residual_in_place(dtype: torch.dtype, isa: str) -> None:
-    x, residual = random(5, 64, dtype=dtype), random(5, 64, dtype=dtype, seed=1)
-    weight = random(64, dtype=dtype, seed=2)
-    expected_residual = residual.clone()
-    expected = TorchOps().add_rms_norm(x, expected_residual, weight, 1e-5)
-    assert_close(ops.add_rms_norm(x, residual, weight, 1e-5), expected)
-    assert torch.equal(residual, expected_residual)
-
-
-@DTYPES
-@pytest.mark.parametrize("size", [1, 15, 16, 1000])
-def test_silu_and_mul_equals_torch(size: int, dtype: torch.dtype, isa: str) -> None:
-    gate_up = 4 * random(7, 2 * size, dtype=dtype)
-    assert_close(ops.silu_and_mul(gate_up), TorchOps().silu_and_mul(gate_up))
-
-
-@DTYPES
-def test_silu_of_the_largest_and_of_no_numbers_equals_torch(dtype: torch.dtype, isa: str) -> None:
-    gate = torch.tensor([0, 1e-30, 20, -20, 87, -87, 90, -90, 1000, -1000, 3e38, torch.inf, torch.nan, 1, -1, 5])
-    gate_up = torch.cat((gate, torch.ones(16))).to(dtype)[None]
-    found, expected = ops.silu_and_mul(gate_up), TorchOps().silu_and_mul(gate_up)
-    torch.testing.assert_close(
-        found, expected, atol=1e-6, rtol=2**-7 if dtype == torch.bfloat16 else 1e-5, equal_nan=True
+def run_rms_norm(
+    residual: torch.Tensor, weight: torch.Tensor, x: torch.Tensor | None = None, x_weight: torch.Tensor | None = None
+) -> torch.Tensor:
+    """x, of its own norm where there is a weight for it, is added to `residual` in place; returns the norm of that."""
+    out = torch.empty_like(residual)
+    rows = library.Int(residual.shape[0])
+    library.run(
+        library.RmsNorm(
+            rows=ctypes.addressof(rows),
+            x=None if x is None else x.data_ptr(),
+            x_weight=None if x_weight is None else x_weight.data_ptr(),
+            residual=residual.data_ptr(),
+            weight=weight.data_ptr(),
+            out=out.data_ptr(),
+            size=residual.shape[1],
+            eps=1e-5,
+            dtype=library.dtype_code(residual.dtype),
+            wide_weights=weight.dtype != residual.dtype,
+        )
     )
+    return out
+
+
+def normalised(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    wide = x.float() * torch.rsqrt(x.float().square().mean(-1, keepdim=True) + 1e-5)
+    return (wide.to(weight.dtype) * weight).to(x.dtype)
+
+
+WEIGHT_DTYPES = pytest.mark.parametrize(
+    ("dtype", "weight_dtype"),
+    [(torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16), (torch.bfloat16, torch.float32)],
+    ids=["float32", "bfloat16", "wide_weight"],
+)
+
+
+@WEIGHT_DTYPES
+@pytest.mark.parametrize("shape", [(1, 16), (3, 576), (130, 80)])
+def test_rms_norm_equals_torch(shape: tuple[int, int], dtype: torch.dtype, weight_dtype: torch.dtype, isa: str) -> None:
+    x, weight = random(*shape, dtype=dtype), random(shape[1], dtype=weight_dtype, seed=1)
+    assert_close(run_rms_norm(x, weight), normalised(x, weight))
+
+
+@WEIGHT_DTYPES
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_what_is_normalised_is_the_sum_which_stays_in_the_residual(
+    norm_first: bool, dtype: torch.dtype, weight_dtype: torch.dtype, isa: str
+) -> None:
+    x, residual = random(5, 64, dtype=dtype), random(5, 64, dtype=dtype, seed=1)
+    weight, x_weight = random(64, dtype=weight_dtype, seed=2), random(64, dtype=weight_dtype, seed=3)
+    summed = residual + (normalised(x, x_weight) if norm_first else x)
+    found = run_rms_norm(residual, weight, x, x_weight if norm_first else None)
+    if norm_first:
+        assert_close(residual, summed)
+    else:
+        assert torch.equal(residual, summed)
+    assert_close(found, normalised(residual, weight))
+
+
+ACTIVATIONS = pytest.mark.parametrize(
+    ("epilogue", "activation"),
+    [(SILU_MUL, F.silu), (GELU_MUL, lambda x: F.gelu(x, approximate="tanh"))],
+    ids=["silu", "gelu"],
+)
+
+
+@ACTIVATIONS
+def test_activations_of_the_largest_and_of_no_numbers_equal_torch(
+    epilogue: int, activation: Callable[[torch.Tensor], torch.Tensor], isa: str
+) -> None:
+    gate = torch.tensor([0, 1e-30, 3, -3, 87, -87, 90, -90, 1000, -1000, 3e38, torch.inf, torch.nan, 1, -1, 5])
+    x = torch.zeros(16, 16).fill_diagonal_(1).bfloat16()
+    weight = torch.cat((torch.where(gate.isfinite(), gate, 0).diag(), torch.ones(16, 16))).bfloat16()
+    offset = torch.cat((torch.where(gate.isfinite(), 0, gate), torch.zeros(16))).bfloat16()
+    found = PackedWeight(weight, offset, epilogue)(x).diagonal()
+    torch.testing.assert_close(found, activation(gate.bfloat16()), atol=1e-6, rtol=2**-7, equal_nan=True)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 5, 6, 14, 15, 29, 64, 300])
@@ -73,12 +117,15 @@ def test_a_bias_is_added_before_rounding(isa: str) -> None:
     assert_close(PackedWeight(weight, bias)(x), F.linear(x.float(), weight.float(), bias.float()))
 
 
+@ACTIVATIONS
 @pytest.mark.parametrize("bias", [False, True])
-def test_a_gated_product_equals_silu_and_mul_of_the_plain_one(bias: bool, isa: str) -> None:
-    x, weight = random(9, 64), random(96, 64, seed=1) / 8
+def test_a_gated_product_equals_that_of_the_plain_one_s_halves(
+    bias: bool, epilogue: int, activation: Callable[[torch.Tensor], torch.Tensor], isa: str
+) -> None:
+    x, weight = 2 * random(9, 64), random(96, 64, seed=1) / 8
     offset = random(96, seed=2) if bias else None
-    gated = PackedWeight(weight, offset, SILU_MUL)(x)
-    assert_close(gated, TorchOps().silu_and_mul(PackedWeight(weight, offset)(x)))
+    gate, up = PackedWeight(weight, offset)(x).chunk(2, dim=-1)
+    assert_close(PackedWeight(weight, offset, epilogue)(x), activation(gate) * up)
 
 
 @pytest.mark.parametrize(("first", "end"), [(0, 40), (32, 100)])
