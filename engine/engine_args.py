@@ -35,7 +35,7 @@ from ..protocol.param_checks import (
     reject,
 )
 from ..protocol.user_classes import end_script_at_engine, path_of
-from ..shared.rope_config import override_config, read_rope_config
+from ..shared.rope_config import override_config, stretched_length
 from .cli_args import add_field_arguments
 from .model_files.hub import DEFAULT_MODEL
 from .model_files.model_source import ModelFiles, resolve_model
@@ -398,9 +398,7 @@ def model_length_limit(hf_config: dict[str, Any]) -> int:
         if isinstance(figure, bool) or not isinstance(figure, (int, float)) or not 1 <= figure < math.inf:
             reject(key, figure, "a number of tokens")
     limits = [int(figure) for figure in figures.values()]
-    limit = min(limits, default=2048)
-    rope = read_rope_config(hf_config)
-    return int(limit * rope.factor) if rope.kind == "linear" else limit
+    return stretched_length(hf_config, min(limits, default=2048))
 
 
 def resolve_dtype(dtype: object, hf_config: dict[str, Any]) -> Dtype:

@@ -11,6 +11,8 @@ _READ_BY_KIND: dict[str, tuple[str, ...]] = {
     "linear": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
 }
+_LAYER_THETAS = {"gemma3_text": {"full_attention": 1000000.0, "sliding_attention": 10000.0}}
+"""Model types whose types of layers turn by settings of their own, with the thetas that go for what is not stated."""
 _FOREIGN_THETAS = ("rotary_emb_base", "rotary_base", "rope_base")  # other families' names; nobody reads them in these
 _SHARES = ("partial_rotary_factor", "rotary_pct", "rope_pct", "rotary_emb_fraction")
 _INTERLEAVED = ("rope_interleave", "rope_interleaved", "rotary_interleaved", "rotary_emb_interleaved")
@@ -54,6 +56,41 @@ def read_rope_config(hf_config: Mapping[str, Any]) -> RopeConfig:
     if low >= high:
         raise ValueError(f"{where}.low_freq_factor is {low}; it must be less than high_freq_factor ({high})")
     return RopeConfig(theta, kind, factor, low, high, _original_length(hf_config, where, parameters))
+
+
+def read_layer_ropes(hf_config: Mapping[str, Any]) -> dict[str, RopeConfig]:
+    """The settings of each type of layer, of a model type that has several. There are two spellings: `rope_parameters`
+    with a dict to each type, and before that `rope_theta` and `rope_scaling` for the full layers and
+    `rope_local_base_freq` for the sliding ones.
+
+    Raises ValueError as `read_rope_config` does.
+    """
+    stated = hf_config.get("rope_parameters") or {}
+    if not isinstance(stated, Mapping):
+        raise ValueError(f"rope_parameters is {stated!r}; it must be an object")
+    thetas = _LAYER_THETAS[hf_config["model_type"]]
+    older: dict[str, tuple[str, Any]] = {
+        "full_attention": ("rope_theta", hf_config.get("rope_scaling")),
+        "sliding_attention": ("rope_local_base_freq", None),
+    }
+    ropes = {}
+    for layer_type, (theta_name, scaling) in older.items():
+        parameters = {**(stated.get(layer_type) or {}), **(scaling or {})}
+        if parameters.get("rope_theta") is None:
+            parameters["rope_theta"] = hf_config.get(theta_name) or thetas[layer_type]
+        lengths = {name: hf_config[name] for name in hf_config if name.endswith("max_position_embeddings")}
+        ropes[layer_type] = read_rope_config({**lengths, "rope_parameters": parameters})
+    return ropes
+
+
+def stretched_length(hf_config: Mapping[str, Any], length: int) -> int:
+    """How far the positions of a model reach that states `length`: with linear scaling times its factor, but for the
+    models that state what they are scaled to."""
+    if hf_config.get("model_type") in _LAYER_THETAS:
+        read_layer_ropes(hf_config)
+        return length
+    rope = read_rope_config(hf_config)
+    return int(length * rope.factor) if rope.kind == "linear" else length
 
 
 def override_config(hf_config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:

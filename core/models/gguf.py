@@ -30,16 +30,23 @@ _LAYER_PARTS = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+_GEMMA3_LAYER_PARTS = _LAYER_PARTS | {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
 _LAYER_TENSOR = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 
 
 @dataclass(slots=True, frozen=True)
 class GGUFTensor:
-    """Where a tensor lies and in which format. `interleaved_heads` > 0: its rows are in llama.cpp's rotary order."""
+    """Where a tensor lies and in which format. `interleaved_heads` > 0: its rows are in llama.cpp's rotary order.
+    `offset`: what llama.cpp's converter has added to the values."""
 
     place: TensorPlace
     quant_type: QuantType
     interleaved_heads: int
+    offset: float
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -82,7 +89,8 @@ class GGUFSource(TensorSource):
     def read(self, name: str, dtype: torch.dtype, rows: slice = ALL_ROWS) -> torch.Tensor:
         tensor = self.tensors[name]
         if len(tensor.shape) == 1:
-            vector = dequantize(self._blocks(tensor), tensor.quant_type, dtype, self._pool).view(tensor.shape)
+            vector = dequantize(self._blocks(tensor), tensor.quant_type, torch.float32, self._pool).view(tensor.shape)
+            vector = (vector - tensor.offset).to(dtype)
             return vector[_file_order(tensor)[rows]] if tensor.interleaved_heads else vector[rows]
         blocks = self.read_blocks(name, rows).view(-1, tensor.quant_type.block_bytes)
         return dequantize(blocks, tensor.quant_type, dtype, self._pool).view(-1, tensor.shape[-1])
@@ -120,8 +128,15 @@ def _mapped(path: str) -> torch.Tensor:
 
 def _tensors(header: GGUFHeader) -> dict[str, GGUFTensor]:
     """The tensors of the file by Hugging Face name (those without one keep their own)."""
+    is_gemma3 = header.metadata.get("general.architecture") == "gemma3"
+    layer_parts = _GEMMA3_LAYER_PARTS if is_gemma3 else _LAYER_PARTS
     return {
-        _hugging_face_name(name): GGUFTensor(place, _quant_type(place, name), _interleaved_heads(name, header.metadata))
+        _hugging_face_name(name, layer_parts): GGUFTensor(
+            place,
+            _quant_type(place, name),
+            _interleaved_heads(name, header.metadata),
+            offset=1.0 if is_gemma3 and name.endswith("norm.weight") else 0.0,
+        )
         for name, place in header.tensors.items()
     }
 
@@ -147,8 +162,8 @@ def _interleaved_heads(name: str, metadata: Mapping[str, object]) -> int:
     return num_heads if match[1] == "q" else figures.whole("attention.head_count_kv", num_heads)
 
 
-def _hugging_face_name(name: str) -> str:
+def _hugging_face_name(name: str, layer_parts: Mapping[str, str]) -> str:
     match = _LAYER_TENSOR.fullmatch(name)
-    if match and match[2] in _LAYER_PARTS:
-        return f"model.layers.{match[1]}.{_LAYER_PARTS[match[2]]}.{match[3]}"
+    if match and match[2] in layer_parts:
+        return f"model.layers.{match[1]}.{layer_parts[match[2]]}.{match[3]}"
     return _WHOLE_NAMES.get(name, name)

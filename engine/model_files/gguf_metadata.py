@@ -16,6 +16,7 @@ _ARCHITECTURES = {
     "mistral": ("mistral", "MistralForCausalLM"),
     "qwen2": ("qwen2", "Qwen2ForCausalLM"),
     "qwen3": ("qwen3", "Qwen3ForCausalLM"),
+    "gemma3": ("gemma3_text", "Gemma3ForCausalLM"),
 }
 
 
@@ -81,7 +82,6 @@ def hf_config_from_gguf(metadata: dict[str, Any]) -> dict[str, Any]:
         "rms_norm_eps": figures.number("attention.layer_norm_rms_epsilon"),
         "rope_theta": figures.number("rope.freq_base", 10000.0),
         "rope_scaling": _rope_scaling(metadata, figures),
-        "hidden_act": "silu",
         "attention_bias": "blk.0.attn_q.bias" in shapes,
         "mlp_bias": "blk.0.ffn_gate.bias" in shapes,
         "tie_word_embeddings": "output.weight" not in shapes,
@@ -89,6 +89,7 @@ def hf_config_from_gguf(metadata: dict[str, Any]) -> dict[str, Any]:
     }
     window = figures.get("attention.sliding_window", None)
     config["sliding_window"] = None if window is None else figures.whole("attention.sliding_window")
+    config |= _gemma3_figures(figures, config) if architecture == "gemma3" else {"hidden_act": "silu"}
     for name in ("bos", "eos"):
         if (token_id := metadata.get(f"tokenizer.ggml.{name}_token_id")) is not None:
             config[f"{name}_token_id"] = token_id
@@ -119,6 +120,35 @@ def _check_supported(figures: Figures, head_dim: int) -> None:
     for name, value in neutral.items():
         if (given := figures.get(name, value)) != value:
             raise ValueError(f"{figures.architecture}.{name} is {given!r}; only {value!r} is supported for this model")
+
+
+_GEMMA3_27B_LAYERS = 62
+
+
+def _gemma3_figures(figures: Figures, config: dict[str, Any]) -> dict[str, Any]:
+    """What llama.cpp knows of Gemma 3 beyond the file: the pattern of windows and the rotary base of layers that have
+    one, where the file does not state them, and that the 27B model alone scales scores by another size than a head's.
+    """
+    num_layers, window = config["num_hidden_layers"], config["sliding_window"]
+    by_layer = figures.metadata.get("gemma3.attention.sliding_window_pattern")
+    if not isinstance(by_layer, list):
+        period = figures.whole("attention.sliding_window_pattern", 6)
+        by_layer = [bool(period and (layer + 1) % period) for layer in range(num_layers)]
+    if len(by_layer) != num_layers:
+        raise ValueError(f"gemma3.attention.sliding_window_pattern has {len(by_layer)} entries for {num_layers} layers")
+    full = {"rope_type": "default", "rope_theta": config.pop("rope_theta"), **(config.pop("rope_scaling") or {})}
+    sliding = {"rope_type": "default", "rope_theta": figures.number("rope.freq_base_swa", 10000.0)}
+    is_27b = num_layers == _GEMMA3_27B_LAYERS
+    return {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "layer_types": ["sliding_attention" if window and slides else "full_attention" for slides in by_layer],
+        "rope_parameters": {"full_attention": full, "sliding_attention": sliding},
+        "query_pre_attn_scalar": config["hidden_size"] // config["num_attention_heads"]
+        if is_27b
+        else config["head_dim"],
+        "attn_logit_softcapping": figures.get("attn_logit_softcapping", None),
+        "final_logit_softcapping": figures.get("final_logit_softcapping", None),
+    }
 
 
 def _vocab_size(metadata: dict[str, Any], architecture: str) -> int:

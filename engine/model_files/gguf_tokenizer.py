@@ -16,6 +16,9 @@ from .gguf_metadata import read_metadata
 logger = logging.getLogger("corespan.engine")
 
 _CONTROL, _USER_DEFINED = 3, 4  # ggml's token types
+_SPACE = "\u2581"  # as sentencepiece spells it
+_GEMMA = ("gemma", "gemma2", "gemma3")
+"""Architectures whose sentencepiece vocabulary puts no space before a text, and ranks its merges by token id."""
 
 _LLAMA3_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
@@ -113,6 +116,8 @@ def _tokenizer_config(metadata: dict[str, Any]) -> dict[str, Any]:
     for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
         if (token_id := metadata.get(f"tokenizer.ggml.{key}_token_id")) is not None:
             config[f"{name}_token"] = tokens[token_id]
+    if _is_gemma(metadata) and "<mask>" in tokens:
+        config["mask_token"] = "<mask>"
     templates = {"default": metadata.get("tokenizer.chat_template")}
     for name in metadata.get("tokenizer.chat_templates", []):
         templates[name] = metadata.get(f"tokenizer.chat_template.{name}")
@@ -134,7 +139,7 @@ def _adds(metadata: dict[str, Any], which: str) -> bool:
 def _tokenizer_json(metadata: dict[str, Any]) -> dict[str, Any]:
     byte_level = metadata["tokenizer.ggml.model"] == "gpt2"
     tokens: list[str] = metadata["tokenizer.ggml.tokens"]
-    spelled = _byte_spelled(tokens) if byte_level else tokens
+    spelled = _byte_spelled(tokens) if byte_level else _space_spelled(tokens) if _is_gemma(metadata) else tokens
     vocab = {token: index for index, token in enumerate(spelled)}
     merges = _merges(metadata, vocab)
     return {
@@ -144,7 +149,7 @@ def _tokenizer_json(metadata: dict[str, Any]) -> dict[str, Any]:
         "added_tokens": _added_tokens(metadata, vocab, byte_level),
         "normalizer": None,
         "post_processor": _post_processor(metadata),
-        **(_byte_level_parts(metadata) if byte_level else _sentencepiece_parts()),
+        **(_byte_level_parts(metadata) if byte_level else _sentencepiece_parts(_is_gemma(metadata))),
         "model": {
             "type": "BPE",
             "dropout": None,
@@ -176,20 +181,34 @@ def _byte_level_parts(metadata: dict[str, Any]) -> dict[str, Any]:
     return {"pre_tokenizer": pre_tokenizer, "decoder": byte_level(use_regex=True, add_prefix_space=True)}
 
 
-def _sentencepiece_parts() -> dict[str, Any]:
-    space = "\u2581"
+def _sentencepiece_parts(gemma: bool) -> dict[str, Any]:
+    decoders: list[dict[str, Any]] = [
+        {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "},
+        {"type": "ByteFallback"},
+        {"type": "Fuse"},
+    ]
+    if gemma:
+        return {
+            "normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE},
+            "pre_tokenizer": None,
+            "decoder": {"type": "Sequence", "decoders": decoders},
+        }
     return {
-        "pre_tokenizer": {"type": "Metaspace", "replacement": space, "prepend_scheme": "first", "split": False},
+        "pre_tokenizer": {"type": "Metaspace", "replacement": _SPACE, "prepend_scheme": "first", "split": False},
         "decoder": {
             "type": "Sequence",
-            "decoders": [
-                {"type": "Replace", "pattern": {"String": space}, "content": " "},
-                {"type": "ByteFallback"},
-                {"type": "Fuse"},
-                {"type": "Strip", "content": " ", "start": 1, "stop": 0},
-            ],
+            "decoders": [*decoders, {"type": "Strip", "content": " ", "start": 1, "stop": 0}],
         },
     }
+
+
+def _is_gemma(metadata: dict[str, Any]) -> bool:
+    return metadata["tokenizer.ggml.model"] == "llama" and metadata.get("general.architecture") in _GEMMA
+
+
+def _space_spelled(tokens: list[str]) -> list[str]:
+    """Tokens of several spaces, which files of Gemma write as such, in sentencepiece's spelling."""
+    return [_SPACE * len(token) if token and not token.strip(" ") else token for token in tokens]
 
 
 def _byte_spelled(tokens: list[str]) -> list[str]:
@@ -207,7 +226,8 @@ def _added_tokens(metadata: dict[str, Any], vocab: dict[str, int], byte_level: b
         if token_type in (_CONTROL, _USER_DEFINED) and vocab.get(tokens[token_id]) == token_id:
             special[token_id] = token_type == _CONTROL
     named = [metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos", "unknown", "padding")]
-    defaults = [] if byte_level else [vocab.get(token) for token in ("<unk>", "<s>", "</s>")]
+    names = ("<unk>", "<mask>") if _is_gemma(metadata) else ("<unk>", "<s>", "</s>")
+    defaults = [] if byte_level else [vocab.get(token) for token in names]
     for named_id in (*named, *defaults):
         if named_id is not None and vocab.get(tokens[named_id]) == named_id:
             special[named_id] = True
@@ -240,10 +260,13 @@ def _post_processor(metadata: dict[str, Any]) -> dict[str, Any]:
 
 
 def _merges(metadata: dict[str, Any], vocab: dict[str, int]) -> list[list[str]]:
-    """The file's own merges, or else every way to build a token from two others, best score first."""
+    """The file's own merges, or else every way to build a token from two others, best score first. Gemma's scores do
+    not follow the order of its merges, but its ids do."""
     if (merges := metadata.get("tokenizer.ggml.merges")) is not None:
         return [merge.split(" ") for merge in merges]
     scores: list[float] = metadata["tokenizer.ggml.scores"]
+    if _is_gemma(metadata):
+        scores = [-index for index in range(len(scores))]
     candidates: list[tuple[float, int, int, str, str]] = []
     for token, token_id in vocab.items():
         splits = [(token[:cut], token[cut:]) for cut in range(1, len(token))]

@@ -90,6 +90,43 @@ def test_linear_rope_scaling_is_read(tmp_path: Path) -> None:
     assert config["rope_scaling"] == {"rope_type": "linear", "factor": 4.0}
 
 
+def gemma3_config(tmp_path: Path, layers: int = 7, **extra: Any) -> dict[str, Any]:
+    figures = {"block_count": layers, "attention__sliding_window": 8, "rope__freq_base": 1e6, **extra}
+    return config_of(tmp_path, "gemma3", {}, **{f"gemma3__{name}": value for name, value in figures.items()})
+
+
+def test_gemma3_gets_what_llama_cpp_knows_of_it(tmp_path: Path) -> None:
+    config = gemma3_config(tmp_path)
+    assert (config["model_type"], config["architectures"]) == ("gemma3_text", ["Gemma3ForCausalLM"])
+    assert config["layer_types"] == ["sliding_attention"] * 5 + ["full_attention", "sliding_attention"]
+    full, sliding = (config["rope_parameters"][kind] for kind in ("full_attention", "sliding_attention"))
+    assert full == {"rope_type": "default", "rope_theta": 1e6}
+    assert sliding == {"rope_type": "default", "rope_theta": 1e4}
+    assert (config["query_pre_attn_scalar"], config["hidden_activation"]) == (8, "gelu_pytorch_tanh")
+    assert not {"rope_theta", "rope_scaling", "hidden_act"} & config.keys()
+
+
+def test_what_a_file_of_gemma3_states_goes_before_that(tmp_path: Path) -> None:
+    scaling = {"rope__scaling__type": "linear", "rope__scaling__factor": 8.0, "rope__freq_base_swa": 2e4}
+    config = gemma3_config(tmp_path, 4, attention__sliding_window_pattern=2, **scaling)
+    assert config["layer_types"] == ["sliding_attention", "full_attention"] * 2
+    full, sliding = (config["rope_parameters"][kind] for kind in ("full_attention", "sliding_attention"))
+    assert full == {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0}
+    assert sliding == {"rope_type": "default", "rope_theta": 2e4}
+    pattern = [False, True, True]
+    by_layer = gemma3_config(tmp_path, 3, attention__sliding_window_pattern=pattern, final_logit_softcapping=30.0)
+    assert by_layer["layer_types"] == ["full_attention", "sliding_attention", "sliding_attention"]
+    assert by_layer["final_logit_softcapping"] == 30.0
+    with pytest.raises(ValueError, match="sliding_window_pattern has 3 entries for 4 layers"):
+        gemma3_config(tmp_path, 4, attention__sliding_window_pattern=pattern)
+
+
+def test_gemma3_without_a_window_and_the_27b_model(tmp_path: Path) -> None:
+    assert set(gemma3_config(tmp_path, attention__sliding_window=0)["layer_types"]) == {"full_attention"}
+    large = gemma3_config(tmp_path, 62, attention__key_length=12)
+    assert (large["head_dim"], large["query_pre_attn_scalar"]) == (12, 8)
+
+
 def llama3_factors(factor: float, theta: float, count: int) -> np.ndarray:
     """The divisors as llama.cpp's converter works them out of a llama3 configuration."""
     divisors = []
@@ -217,9 +254,10 @@ def test_every_end_token_reaches_the_generation_config(tmp_path: Path) -> None:
 
 
 def test_an_unknown_architecture_is_refused_by_name(tmp_path: Path) -> None:
-    path = write_gguf(tmp_path / "tiny.gguf", "mamba", {}, EMBEDDING)
-    with pytest.raises(ValueError, match="'mamba'"):
-        hf_config_from_gguf(read_metadata(path))
+    for architecture in ("mamba", "gemma", "gemma2", "gemma3n"):
+        path = write_gguf(tmp_path / "tiny.gguf", architecture, {}, EMBEDDING)
+        with pytest.raises(ValueError, match=f"'{architecture}' is not supported; supported: .*'gemma3'"):
+            hf_config_from_gguf(read_metadata(path))
 
 
 def test_a_file_that_is_no_gguf_or_cut_short_is_refused(tmp_path: Path, smollm2_gguf: str) -> None:

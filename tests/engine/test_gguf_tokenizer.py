@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from awkward_texts import random_texts
-from gguf_files import byte_level_vocabulary, sentencepiece_vocabulary, write_gguf
+from gguf_files import byte_level_vocabulary, gemma_vocabulary, sentencepiece_vocabulary, write_gguf
 
 from corespan.engine.model_files.gguf_tokenizer import convert_gguf_tokenizer
 from corespan.engine.text.loading import load_tokenizer
@@ -75,6 +75,7 @@ def test_transformers_reads_the_converted_folder(smollm2_folder: Path, smollm2: 
 VOCABULARIES = {
     "sentencepiece with merges": ("llama", sentencepiece_vocabulary(with_merges=True)),
     "sentencepiece by scores": ("llama", sentencepiece_vocabulary(with_merges=False)),
+    "gemma": ("gemma3", gemma_vocabulary()),
     "qwen2": ("qwen2", byte_level_vocabulary("qwen2")),
     "llama3": ("llama", byte_level_vocabulary("llama-bpe", **{"tokenizer.ggml.add_bos_token": True})),
     "tekken": ("llama", byte_level_vocabulary("tekken", **{"tokenizer.ggml.add_eos_token": True})),
@@ -88,8 +89,14 @@ def test_other_vocabularies_give_transformers_ids(name: str, tmp_path: Path) -> 
     rows = np.zeros((len(vocabulary["tokenizer.ggml.tokens"]), 16), dtype=np.float32)
     path = write_gguf(tmp_path / "tiny.gguf", architecture, vocabulary, {"token_embd.weight": rows})
     ours, theirs = converted(path, tmp_path / "converted"), reference(path)
-    for text in random_texts(400, seed=1):
+    for text in [*random_texts(400, seed=1), "the  world\n\n<start_of_turn>the<s> <b>▁▁", "<mask>  \n   <eos>"]:
         assert ours.encode(text) == theirs(text)["input_ids"], repr(text)
+    assert ours.all_special_ids == theirs.all_special_ids
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        ids = rng.integers(0, len(ours), size=12).tolist()
+        for skip in (True, False):
+            assert ours.decode(ids, skip_special_tokens=skip) == theirs.decode(ids, skip_special_tokens=skip), ids
 
 
 def test_every_named_chat_template_is_kept(tmp_path: Path) -> None:

@@ -90,6 +90,31 @@ def sentencepiece_vocabulary(with_merges: bool) -> dict[str, Any]:
     return vocabulary
 
 
+def gemma_vocabulary() -> dict[str, Any]:
+    """A vocabulary of Gemma's kind: runs of spaces and line ends, tags and `<s>` are tokens for the text as it stands;
+    scores that do not rank the merges; no space before a text."""
+    runs = ["\n", "\n\n", "\n\n\n", "\t", "\t\t", "  ", "   ", "    ", "<b>", "<s>", "</s>", "[multimodal]"]
+    special = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "<start_of_turn>", "<end_of_turn>"]
+    pieces = "he in er \u2581t \u2581the the \u2581a re or \u2581w \u2581wor \u2581world ld".split()
+    characters = sorted(set("\u2581abcdefghijklmnopqrstuvwxyzTHE.,!?0123456789é<>/"))
+    tokens = [*special, *runs, *(f"<0x{byte:02X}>" for byte in range(256)), *pieces, *characters]
+    plain = len(pieces) + len(characters)
+    kinds = [*[CONTROL] * len(special), *[USER_DEFINED] * len(runs), *[BYTE] * 256, *[NORMAL] * plain]
+    return {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.pre": "default",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.scores": [-1000.0] * (len(tokens) - plain) + [float(index % 7) for index in range(plain)],
+        "tokenizer.ggml.token_type": kinds,
+        "tokenizer.ggml.bos_token_id": 2,
+        "tokenizer.ggml.eos_token_id": 1,
+        "tokenizer.ggml.unknown_token_id": 3,
+        "tokenizer.ggml.padding_token_id": 0,
+        "tokenizer.ggml.add_bos_token": True,
+        "tokenizer.ggml.add_space_prefix": False,
+    }
+
+
 def byte_level_vocabulary(pre: str, **flags: Any) -> dict[str, Any]:
     """A vocabulary of the gpt2 kind, cut before merging the way `pre` says; with one special token in plain text."""
     alphabet = list(bytes_to_unicode().values())
