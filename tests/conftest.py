@@ -1,5 +1,6 @@
 """Fixtures shared by all tests: a tiny random model, the small real one, and engines over each client."""
 
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,27 @@ import pytest
 from tiny_llama import build_tiny_llama
 
 # `clients` imports the engines; tests of the lower rooms run without them.
+
+BELOW_THE_ENGINES = {"client", "core", "protocol"}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def server_of_cores(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Has the cores of engines be forked, unless a test asks for `real_cores`."""
+    rooms = {item.path.relative_to(Path(__file__).parent).parts[0] for item in request.session.items}
+    if rooms <= BELOW_THE_ENGINES:
+        yield
+        return
+    from forked_cores import forked_cores
+
+    with forked_cores():
+        yield
+
+
+@pytest.fixture
+def real_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has cores be started as a user's program starts them, for tests of just that."""
+    monkeypatch.setattr("corespan.client.process.subprocess", subprocess)
 
 
 @pytest.fixture(scope="session")
@@ -38,13 +60,22 @@ def client_kind(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="session")
-def runner(client_kind: str, tiny_llama_dir: str) -> Iterator[Any]:
+def runners() -> Iterator[dict[str, Any]]:
+    """Those that `runner` has built, by the kind of their client."""
+    runners: dict[str, Any] = {}
+    yield runners
+    for runner in runners.values():
+        runner.shutdown()
+
+
+@pytest.fixture
+def runner(client_kind: str, runners: dict[str, Any], tiny_llama_dir: str) -> Any:
     """The tiny model behind each client in turn, shared by every test of the session: leave nothing running."""
     from clients import SMALL_ENGINE, Runner
 
-    runner = Runner(client_kind, model=tiny_llama_dir, **SMALL_ENGINE)
-    yield runner
-    runner.shutdown()
+    if client_kind not in runners:
+        runners[client_kind] = Runner(client_kind, model=tiny_llama_dir, **SMALL_ENGINE)
+    return runners[client_kind]
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from bridge import Bridge
 
 
 @pytest.fixture(autouse=True)
-def socket_root(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def socket_root(real_cores: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A folder for the test's sockets alone, which must be empty in the end."""
     root = tempfile.mkdtemp(prefix="t")
     monkeypatch.setenv("VLLM_RPC_BASE_PATH", root)
