@@ -12,6 +12,7 @@ from typing import Any
 
 from ..text.byte_alphabet import byte_alphabet
 from .gguf_metadata import read_metadata
+from .gguf_pretokenizers import NORMALIZERS, PRE_TOKENIZERS, byte_level
 
 logger = logging.getLogger("corespan.engine")
 
@@ -19,25 +20,6 @@ _CONTROL, _USER_DEFINED = 3, 4  # ggml's token types
 _SPACE = "\u2581"  # as sentencepiece spells it
 _GEMMA = ("gemma", "gemma2", "gemma3")
 """Architectures whose sentencepiece vocabulary puts no space before a text, and ranks its merges by token id."""
-
-_LLAMA3_SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_QWEN2_SPLIT = _LLAMA3_SPLIT.replace(r"\p{N}{1,3}", r"\p{N}")
-_TEKKEN_SPLIT = (
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
-    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
-    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_GPT2_SPLIT = None  # built into `tokenizers`
-_SPLITS: dict[str, str | None] = {
-    **dict.fromkeys(("default", "gpt-2", "phi-2", "mpt", "olmo", "jais", "smollm"), _GPT2_SPLIT),
-    **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "dbrx", "smaug-bpe"), _LLAMA3_SPLIT),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez", "stablelm2"), _QWEN2_SPLIT),
-    "tekken": _TEKKEN_SPLIT,
-}
-"""How text is cut before merging, by `tokenizer.ggml.pre`."""
 
 
 def convert_gguf_tokenizer(gguf_path: str | os.PathLike[str], out_dir: str | os.PathLike[str]) -> None:
@@ -92,10 +74,10 @@ def _check_pre_tokenizer(pre: Any) -> None:
         logger.warning(
             "the GGUF file does not say how text is cut into words (tokenizer.ggml.pre); it is cut the way GPT-2 does"
         )
-    elif pre not in _SPLITS:
+    elif pre not in PRE_TOKENIZERS:
         raise ValueError(
             f"tokenizer.ggml.pre is {pre!r}, a way to cut text that is not known here; known are "
-            f"{', '.join(_SPLITS)}. Give the original model's folder as the tokenizer"
+            f"{', '.join(PRE_TOKENIZERS)}. Give the original model's folder as the tokenizer"
         )
 
 
@@ -166,19 +148,12 @@ def _tokenizer_json(metadata: dict[str, Any]) -> dict[str, Any]:
 
 
 def _byte_level_parts(metadata: dict[str, Any]) -> dict[str, Any]:
-    def byte_level(use_regex: bool, add_prefix_space: bool = False) -> dict[str, Any]:
-        return {
-            "type": "ByteLevel",
-            "add_prefix_space": add_prefix_space,
-            "trim_offsets": True,
-            "use_regex": use_regex,
-        }
-
-    pre_tokenizer = byte_level(use_regex=True)
-    if (split := _SPLITS[metadata.get("tokenizer.ggml.pre", "default")]) is not None:
-        regex = {"type": "Split", "pattern": {"Regex": split}, "behavior": "Isolated", "invert": False}
-        pre_tokenizer = {"type": "Sequence", "pretokenizers": [regex, byte_level(use_regex=False)]}
-    return {"pre_tokenizer": pre_tokenizer, "decoder": byte_level(use_regex=True, add_prefix_space=True)}
+    pre = metadata.get("tokenizer.ggml.pre", "default")
+    return {
+        "normalizer": NORMALIZERS.get(pre),
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": list(PRE_TOKENIZERS[pre])},
+        "decoder": byte_level(use_regex=True, add_prefix_space=True),
+    }
 
 
 def _sentencepiece_parts(gemma: bool) -> dict[str, Any]:
