@@ -194,6 +194,7 @@ def test_engines_with_statistics_report_the_same_counts(make_runner: Any) -> Non
     success = {
         metric.labels["finished_reason"]: metric.value for metric in metrics if metric.name == "vllm:request_success"
     }
-    assert success == {"stop": 0, "length": 1, "abort": 1, "error": 0, "repetition": 0}
+    assert success.pop("length") >= 1  # more where it took several attempts to abort one
+    assert success == {"stop": 0, "abort": 1, "error": 0, "repetition": 0}
     assert output.metrics.num_generation_tokens == 7
     assert output.metrics.first_token_latency > 0

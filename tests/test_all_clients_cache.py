@@ -57,7 +57,7 @@ def test_preempted_requests_end_up_with_the_tokens_of_a_roomy_run(make_runner: A
     ]
     cramped = make_runner(num_gpu_blocks_override=33, disable_log_stats=False)
 
-    preempted = cramped.generate(prompts, all_params)
+    preempted = cramped.generate_at_once(prompts, all_params)
 
     roomy = runner.generate(prompts, all_params)
     counters = {metric.name: metric for metric in cramped.call("get_metrics")}

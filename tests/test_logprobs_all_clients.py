@@ -124,7 +124,9 @@ def test_preempted_requests_keep_their_logprobs(make_runner: Any) -> None:
     params = SamplingParams(temperature=0, max_tokens=70, ignore_eos=True, logprobs=1, prompt_logprobs=1)
     prompts = [{"prompt_token_ids": PROMPT[: 15 + at]} for at in (0, 1, 2, 16, 17, 18)]
     roomy = make_runner().generate(prompts, params)
-    cramped = make_runner(num_gpu_blocks_override=14, max_model_len=128).generate(prompts, params)
+    cramped = make_runner(num_gpu_blocks_override=14, max_model_len=128).generate_at_once(
+        prompts, [params] * len(prompts)
+    )
     for expected, output in zip(roomy, cramped, strict=True):
         assert output.outputs[0].token_ids == expected.outputs[0].token_ids
         for ours, theirs in (
@@ -152,7 +154,7 @@ def test_prompt_logprobs_survive_a_preemption_in_mid_prompt(
     long = [4 + (7 * position) % 500 for position in range(220)]
     prompts = [{"prompt_token_ids": ids} for ids in (PROMPT[:10], PROMPT[:11], long)]
 
-    outputs = engine.generate(prompts, [growing, growing, asking])
+    outputs = engine.generate_at_once(prompts, [growing, growing, asking])
 
     preemptions = [metric.value for metric in engine.call("get_metrics") if metric.name == "vllm:num_preemptions"]
     assert preemptions[0] > 0

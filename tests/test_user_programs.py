@@ -86,12 +86,13 @@ from corespan import AsyncEngineArgs, AsyncLLM, SamplingParams
 async def main():
     engine = AsyncLLM.from_engine_args(AsyncEngineArgs(sys.argv[1], **SMALL_ENGINE))
     params = SamplingParams(max_tokens=400, ignore_eos=True)
-    stream = engine.generate("Once upon a time", params, "only")
+    stream = engine.generate("Once upon a time", params, "first")
     await anext(stream)
-    await engine.pause_generation("keep")
     print(engine.engine_core._connection.addresses.core_pid, flush=True)
-    async for _ in stream:
-        pass
+    while True:  # until the signal
+        async for _ in stream:
+            pass
+        stream = engine.generate("Once upon a time", params, "next")
 
 asyncio.run(main())
 """

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from async_llm import PROMPT, collect, is_idle
+from async_llm import PROMPT, collect, frozen_streams, is_idle
 from clients import SMALL_ENGINE
 from deadlines import DEADLINE
 from prompts import greedy
@@ -14,6 +14,7 @@ from prompts import greedy
 from corespan import (
     AsyncEngineArgs,
     AsyncLLM,
+    CompletionOutput,
     RequestOutputKind,
     SamplingParams,
     StructuredOutputsParams,
@@ -50,17 +51,16 @@ async def test_closing_the_generator_aborts_its_request(engine: AsyncLLM) -> Non
 @pytest.mark.parametrize("n", [1, 4])
 async def test_an_aborted_stream_ends_with_abort_and_what_it_has(engine: AsyncLLM, n: int) -> None:
     params = SamplingParams(n=n, max_tokens=400, ignore_eos=True)
-    reasons: dict[int, str | None] = {}
-    outputs = []
-    async for output in engine.generate(PROMPT, params, "aborted"):
-        if not outputs:
-            await engine.abort("aborted")
-        outputs.append(output)
-        reasons |= {each.index: each.finish_reason for each in output.outputs}
+    (stream,) = await frozen_streams(engine, params)
 
-    assert reasons == dict.fromkeys(range(n), "abort")
-    assert outputs[-1].finished
-    assert all(each.token_ids for each in outputs[0].outputs)
+    await engine.abort("stream-0")
+    await engine.resume_generation()
+
+    answers: dict[int, CompletionOutput] = {}
+    async for output in stream:
+        answers |= {each.index: each for each in output.outputs}
+    assert {index: each.finish_reason for index, each in answers.items()} == dict.fromkeys(range(n), "abort")
+    assert output.finished and any(each.token_ids for each in answers.values())
     assert await is_idle(engine)
 
 
@@ -185,9 +185,10 @@ async def test_a_request_cancelled_while_its_prompt_is_tokenised_is_never_sent(
 @pytest.mark.parametrize(("mode", "reason"), [("abort", "abort"), ("wait", "length"), ("keep", "length")])
 async def test_pausing_treats_what_is_in_flight_as_its_mode_says(engine: AsyncLLM, mode: Any, reason: str) -> None:
     expected = (await collect(engine, "undisturbed", greedy(400)))[-1].outputs[0].token_ids
-    stream = engine.generate(PROMPT, greedy(400), "in-flight")
-    await anext(stream)
+    (stream,) = await frozen_streams(engine, greedy(400))
 
+    if mode != "abort":  # else it might end by itself
+        await engine.resume_generation()
     await engine.pause_generation(mode=mode)
     assert await engine.is_paused()
     queued = asyncio.create_task(collect(engine, "queued", greedy()))

@@ -9,7 +9,7 @@ from typing import Any
 
 import psutil
 import pytest
-from async_llm import PROMPT, build_async_llm, collect, is_idle
+from async_llm import PROMPT, build_async_llm, collect, frozen_streams, is_idle
 from clients import SMALL_ENGINE
 from deadlines import DEADLINE
 from prompts import greedy
@@ -59,9 +59,7 @@ def test_shutdown_works_from_any_thread_and_ends_open_streams(make_engine: Any, 
     engine = make_engine()
 
     async def scenario() -> None:
-        stream = engine.generate(PROMPT, greedy(400), "open")
-        await anext(stream)
-        await engine.pause_generation(mode="keep")  # lest the stream be done before the end
+        (stream,) = await frozen_streams(engine, greedy(400))
         if in_thread:
             await asyncio.to_thread(engine.shutdown)
         else:
@@ -92,10 +90,7 @@ async def test_a_killed_core_fails_every_stream_and_every_later_call_at_once(mak
     engine = make_engine()
     (core,) = set(psutil.Process().children(recursive=True)) - others
     await engine.check_health()
-    streams = [engine.generate(PROMPT, greedy(400), f"stream-{number}") for number in range(3)]
-    for stream in streams:
-        await anext(stream)
-    await engine.pause_generation(mode="keep")  # lest a stream be done before the blow
+    streams = await frozen_streams(engine, greedy(400), 3)
 
     os.kill(core.pid, signal.SIGKILL)
 
@@ -117,9 +112,7 @@ async def test_a_failing_output_handler_fails_its_streams_loudly(
     make_engine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = make_engine()
-    stream = engine.generate(PROMPT, greedy(400), "unlucky")
-    await anext(stream)
-    await engine.pause_generation(mode="keep")
+    (stream,) = await frozen_streams(engine, greedy(400))
 
     def broken(*_: Any) -> Any:
         raise ArithmeticError("out of figures")

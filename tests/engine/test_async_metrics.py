@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from async_llm import collect, frozen_streams
 from bridge import FAKE_EXECUTOR, fake_config
 
 from corespan import AsyncLLM, EngineDeadError, RequestOutputKind, SamplingParams
@@ -33,25 +34,18 @@ def make_engine() -> Iterator[Callable[..., AsyncLLM]]:
         engine.shutdown()
 
 
-async def read(engine: AsyncLLM, request_id: str, max_tokens: int, patience: int | None = None) -> int:
-    """How many tokens came, of a stream that is left after `patience` outputs."""
-    num_tokens = 0
-    stream = engine.generate(PROMPT, greedy(max_tokens), request_id)
-    async for output in stream:
-        num_tokens += len(output.outputs[0].token_ids)
-        patience = None if patience is None else patience - 1
-        if patience == 0:
-            break
-    await stream.aclose()
-    return num_tokens
-
-
 async def figures(engine: AsyncLLM) -> dict[str, Any]:
     """Metrics by name, those of finished requests by reason."""
     return {
         metric.labels.get("finished_reason", metric.name.removeprefix("vllm:")): metric
         for metric in await engine.get_metrics()
     }
+
+
+async def frozen(engine: AsyncLLM, max_tokens: int, count: int) -> tuple[list[Any], int]:
+    """Streams that a pause keeps from their end, and how many it came too late for."""
+    streams = await frozen_streams(engine, greedy(max_tokens), count, PROMPT)
+    return streams, (await figures(engine))["length"].value
 
 
 async def idle_figures(engine: AsyncLLM) -> dict[str, Any]:
@@ -63,25 +57,25 @@ async def idle_figures(engine: AsyncLLM) -> dict[str, Any]:
 
 async def test_streams_that_are_left_count_as_aborted_and_both_bills_agree(make_engine: Any) -> None:
     engine = make_engine()
-    left = [read(engine, f"left-{number}", 4000, patience=1) for number in range(5)]
-    kept = [read(engine, f"kept-{number}", 12) for number in range(3)]
-    await asyncio.gather(*left, *kept)
+    left, before = await frozen(engine, 4000, 4)
+    kept = [asyncio.create_task(collect(engine, f"kept-{number}", greedy(12), PROMPT)) for number in range(3)]
+    for stream in left:
+        await stream.aclose()
+    await engine.resume_generation()
+    await asyncio.gather(*kept)
 
     found = await idle_figures(engine)
-    assert (found["abort"].value, found["length"].value, found["stop"].value) == (5, 3, 0)
+    assert (found["abort"].value, found["length"].value, found["stop"].value) == (4, before + 3, 0)
     lengths = found["request_generation_tokens"]
-    assert (lengths.count, lengths.sum) == (8, found["generation_tokens"].value)
+    assert (lengths.count, lengths.sum) == (before + 7, found["generation_tokens"].value)
     assert found["request_prompt_tokens"].sum == found["prompt_tokens"].value
     assert found["num_requests_waiting"].value == found["kv_cache_usage_perc"].value == 0
 
 
 async def test_the_requests_a_core_dies_with_count_as_errors_and_nothing_runs_any_more(make_engine: Any) -> None:
     engine = make_engine()
-    streams = [engine.generate(PROMPT, greedy(4000), f"stream-{number}") for number in range(3)]
-    num_tokens = 0
-    for stream in streams:
-        num_tokens += len((await anext(stream)).outputs[0].token_ids)
-    await engine.pause_generation(mode="keep")
+    streams, before = await frozen(engine, 4000, 3)
+    num_tokens = len(streams)
 
     os.kill(engine.engine_core._connection.addresses.core_pid, signal.SIGKILL)
 
@@ -91,17 +85,14 @@ async def test_the_requests_a_core_dies_with_count_as_errors_and_nothing_runs_an
                 num_tokens += len(output.outputs[0].token_ids)
     found = await figures(engine)
     assert (found["error"].value, found["abort"].value) == (3, 0)
-    assert found["request_generation_tokens"].count == 3
+    assert found["request_generation_tokens"].count == before + 3
     assert found["request_generation_tokens"].sum == found["generation_tokens"].value >= num_tokens
     assert found["num_requests_running"].value == 0
 
 
 async def test_requests_that_move_to_a_new_core_are_counted_once(make_engine: Any) -> None:
     engine = make_engine(engine_restart=1)
-    streams = [engine.generate(PROMPT, greedy(2000), f"stream-{number}") for number in range(3)]
-    for stream in streams:
-        output = await anext(stream)
-    await engine.pause_generation(mode="keep")
+    streams, before = await frozen(engine, 2000, 3)
     os.kill(engine.engine_core._connection.addresses.core_pid, signal.SIGKILL)
     while True:
         try:
@@ -115,6 +106,7 @@ async def test_requests_that_move_to_a_new_core_are_counted_once(make_engine: An
         assert 0 < times.queued_ts <= times.scheduled_ts <= times.first_token_ts <= times.last_token_ts
 
     found = await idle_figures(engine)
-    assert found["length"].value == found["request_queue_time_seconds"].count == 3
-    assert found["generation_tokens"].value == found["request_generation_tokens"].sum == 6000
-    assert found["prompt_tokens"].value == found["request_prompt_tokens"].sum == 3 * len(output.prompt_token_ids)
+    assert found["length"].value == found["request_queue_time_seconds"].count == before + 3
+    assert found["generation_tokens"].value == found["request_generation_tokens"].sum == 2000 * (before + 3)
+    num_prompt_tokens = (before + 3) * len(output.prompt_token_ids)
+    assert found["prompt_tokens"].value == found["request_prompt_tokens"].sum == num_prompt_tokens

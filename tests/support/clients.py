@@ -17,6 +17,9 @@ from corespan.engine.text.render_params import ChatParams
 ClientKind = Literal["inproc", "sync_mp", "async_mp"]
 CLIENT_KINDS: tuple[ClientKind, ...] = ("inproc", "sync_mp", "async_mp")
 SMALL_ENGINE: dict[str, Any] = {"max_model_len": 512, "max_num_seqs": 32, "num_gpu_blocks_override": 257}
+ATTEMPTS = (
+    20  # at meeting a request before it has come to its end, on a machine where others are faster than this program
+)
 T = TypeVar("T")
 
 
@@ -28,7 +31,7 @@ class LoopThread:
         self._thread = threading.Thread(target=self.loop.run_forever, name="test-event-loop", daemon=True)
         self._thread.start()
 
-    def run(self, coroutine: Coroutine[Any, Any, T], timeout: float = 120) -> T:
+    def run(self, coroutine: Coroutine[Any, Any, T], timeout: float = DEADLINE) -> T:
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(timeout)
 
     def start(self, coroutine: Coroutine[Any, Any, T]) -> "Future[T]":
@@ -81,6 +84,15 @@ class Runner:
         all_params = [params] * len(prompts) if isinstance(params, SamplingParams) else params
         return self._loop.run(self._generate_async(prompts, all_params, priority or [0] * len(prompts)))
 
+    def generate_at_once(self, prompts: Sequence[Any], params: Sequence[SamplingParams]) -> list[RequestOutput]:
+        """`generate`, but nothing runs before all of it has reached the core."""
+        self.call("pause_generation", "keep")
+        if self.kind != "async_mp":
+            self.llm.enqueue(prompts, params, use_tqdm=False)
+            self.llm.resume_generation()
+            return self.llm.wait_for_completion(use_tqdm=False)
+        return self._loop.run(self._at_once_async(prompts, params))
+
     def chat(
         self,
         conversations: Sequence[Any],
@@ -125,14 +137,19 @@ class Runner:
         """Every output of one request, as `params.output_kind` shapes them.
 
         With `abort_after` the request is aborted once that many outputs have come: by `abort_request` in the sync
-        engines, which then yield nothing more, and by leaving the loop in AsyncLLM.
+        engines, which then yield nothing more, and by leaving the loop in AsyncLLM, where it is asked for anew if its
+        end has come with these outputs.
         """
         request_id = request_id or self._new_id()
         if self.kind == "async_mp":
-            return self._loop.run(self._stream_async(prompt, params, request_id, abort_after))
+            for _ in range(ATTEMPTS):
+                outputs = self._loop.run(self._stream_async(prompt, params, request_id, abort_after))
+                if abort_after is None or not outputs[-1].finished:
+                    return outputs
+            raise AssertionError(f"{ATTEMPTS} requests ended before they were aborted")
         own_id = getattr(prompt, "request_id", request_id)  # a prepared request brings one
         internal_id = self.llm.llm_engine.add_request(request_id, prompt, params)
-        outputs: list[RequestOutput] = []
+        outputs = []
         while not (outputs and outputs[-1].finished):
             outputs += self._step_for(own_id)
             if abort_after is not None and len(outputs) >= abort_after:
@@ -163,6 +180,29 @@ class Runner:
         action()
         while not outputs[-1].finished:
             outputs += self._step_for(request_id)
+        return outputs[-1]
+
+    def while_held(
+        self, prompt: Any, params: SamplingParams, action: Callable[[], None], request_id: str | None = None
+    ) -> RequestOutput:
+        """Runs `action` while the scheduler is paused with a request in it; returns that request's final output."""
+        params = params.clone()
+        params.output_kind = RequestOutputKind.FINAL_ONLY
+        request_id = request_id or self._new_id()
+        self.call("pause_generation", "keep")
+        if self.kind == "async_mp":
+            collector = self.call("add_request", request_id, prompt, params)
+        else:
+            self.llm.llm_engine.add_request(request_id, prompt, params)
+        try:
+            action()
+        finally:
+            self.call("resume_generation")
+        if self.kind == "async_mp":
+            return self._loop.run(collector.get())
+        outputs: list[RequestOutput] = []
+        while not outputs:
+            outputs = self._step_for(request_id)
         return outputs[-1]
 
     def under_one_id(self, request_id: str, prompts: Sequence[str], params: SamplingParams) -> dict[str, RequestOutput]:
@@ -229,6 +269,17 @@ class Runner:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
+    async def _at_once_async(self, prompts: Sequence[Any], params: Sequence[SamplingParams]) -> list[RequestOutput]:
+        batch = zip(prompts, params, strict=True)
+        tasks = [asyncio.ensure_future(self._final_output(prompt, each, 0)) for prompt, each in batch]
+        await self._resume_with(sum(each.n for each in params))
+        return list(await asyncio.gather(*tasks))
+
+    async def _resume_with(self, num_requests: int) -> None:
+        while sum(await _awaited(self.async_llm, "get_request_counts", ())) < num_requests:
+            pass  # each round is a message to the core and back
+        await self.async_llm.resume_generation()
+
     async def _final_output(self, prompt: Any, params: SamplingParams, priority: int) -> RequestOutput:
         params = params.clone()
         params.output_kind = RequestOutputKind.FINAL_ONLY
@@ -247,9 +298,7 @@ class Runner:
             for prompt, priority in zip(prompts, wave_priorities, strict=True):
                 tasks.append(asyncio.ensure_future(self._final_output(prompt, params, priority)))
             if prompts is waves[0]:
-                while sum(await _awaited(self.async_llm, "get_request_counts", ())) < len(prompts):
-                    pass  # each round is a message to the core and back
-                await self.async_llm.resume_generation()
+                await self._resume_with(len(prompts))
         return list(await asyncio.gather(*tasks))
 
     async def _under_one_id_async(
