@@ -68,7 +68,7 @@ def runners() -> Iterator[dict[str, Any]]:
         runner.shutdown()
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def runner(client_kind: str, runners: dict[str, Any], tiny_llama_dir: str) -> Any:
     """The tiny model behind each client in turn, shared by every test of the session: leave nothing running."""
     from clients import SMALL_ENGINE, Runner

@@ -4,10 +4,17 @@ request beside them keeps its tokens."""
 import math
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from corespan import RepetitionDetectionParams, RequestOutputKind, SamplingParams, StructuredOutputsParams
+from corespan import (
+    RepetitionDetectionParams,
+    RequestOutput,
+    RequestOutputKind,
+    SamplingParams,
+    StructuredOutputsParams,
+)
 
 ODD_NUMBERS = st.sampled_from([-(2**70), -(2**63), -1, 0, 1, 2**31, 2**63, 2**70, 1.5, math.nan, math.inf, -math.inf])
 ODD_VALUES = st.one_of(ODD_NUMBERS, st.none(), st.booleans(), st.text(max_size=3), st.binary(max_size=3), st.just([]))
@@ -15,6 +22,9 @@ TOKEN_IDS = st.lists(st.one_of(st.integers(0, 511), ODD_VALUES), max_size=6)
 TEXTS = st.one_of(
     st.text(st.characters(), max_size=20), st.sampled_from(["\ud800", "\x00", "<|im_start|>", "a" * 5000])
 )
+
+NEIGHBOUR = "The quick brown fox"
+NEIGHBOURS_PARAMS = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
 
 UNTOUCHED = {"max_tokens", "min_tokens", "_eos_token_id", "_all_stop_token_ids", "_bad_words_token_ids"}
 """What is not set after construction: lengths, which make a test long, and what is the engine's own."""
@@ -104,14 +114,17 @@ def sampling_params(fields: dict[str, Any]) -> SamplingParams:
     return params
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@pytest.fixture(scope="module")
+def alone(runner: Any) -> RequestOutput:
+    (alone,) = runner.generate(NEIGHBOUR, NEIGHBOURS_PARAMS)
+    return alone
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(requests=st.lists(st.tuples(PROMPTS, FIELDS), min_size=1, max_size=12))
 def test_requests_of_random_parts_run_or_are_refused_and_harm_no_neighbour(
-    runner: Any, requests: list[tuple[Any, dict[str, Any]]]
+    runner: Any, alone: RequestOutput, requests: list[tuple[Any, dict[str, Any]]]
 ) -> None:
-    neighbour = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
-    (alone,) = runner.generate("The quick brown fox", neighbour)
-
     def send() -> None:
         for prompt, fields in requests:
             try:
@@ -120,6 +133,6 @@ def test_requests_of_random_parts_run_or_are_refused_and_harm_no_neighbour(
                 continue
             assert outputs[-1].finished
 
-    together = runner.with_neighbour("The quick brown fox", neighbour, send)
+    together = runner.with_neighbour(NEIGHBOUR, NEIGHBOURS_PARAMS, send)
     assert together.outputs[0].token_ids == alone.outputs[0].token_ids
     assert runner.is_idle()
