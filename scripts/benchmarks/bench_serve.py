@@ -73,14 +73,23 @@ def ttft(model: str, repeat: int) -> dict[str, Any]:
 
 
 def cpu(model: str, repeat: int) -> dict[str, Any]:
-    """Microseconds of CPU time per streamed token: of the server's process, and of AsyncLLM alone under this load."""
+    """Microseconds of CPU time per streamed token: of the server's process, and of AsyncLLM alone under this load.
+
+    Steps take 20 ms, so that every token is an event of its own: a server that falls behind joins them, and looks cheap.
+    """
     load = {"streams": 64, "tokens": 200}
-    http, own = [], []
+    num_tokens = load["streams"] * load["tokens"]
+    runs: dict[str, list[dict[str, Any]]] = {"server": [], "asyncllm": []}
     for _ in range(repeat):
-        with served(model, 0.005) as server:
-            http.append(1e6 * server.recorded(**load)["cpu_s"] / (64 * 200))
-        own.append(1e6 * driven(model, 0.005, **load)["cpu_s"] / (64 * 200))
-    return {"server_us": statistics.median(http), "asyncllm_us": statistics.median(own), "all_us": [http, own]}
+        with served(model, 0.02) as server:
+            runs["server"].append(server.recorded(**load))
+        runs["asyncllm"].append(driven(model, 0.02, **load))
+    figures: dict[str, Any] = {"events_a_token": [run["events"] / num_tokens for run in runs["server"]]}
+    for name, measured in runs.items():
+        for kind in ("cpu_s", "cpu_system_s"):
+            values = [1e6 * run[kind] / num_tokens for run in measured]
+            figures[f"{name}_{kind.removesuffix('_s')}_us"] = {"median": statistics.median(values), "all": values}
+    return figures
 
 
 def lag(model: str, repeat: int) -> dict[str, Any]:

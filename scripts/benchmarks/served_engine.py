@@ -17,13 +17,14 @@ import msgspec
 import psutil
 import uvicorn
 import uvloop
+from stream_load import prompt_of
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "support"))
 
 from bridge import FAKE_EXECUTOR, fake_config  # noqa: E402
 
 from corespan import AsyncEngineArgs, AsyncLLM, SamplingParams  # noqa: E402
-from corespan.engine.model_source import resolve_model  # noqa: E402
+from corespan.engine.model_files.model_source import resolve_model  # noqa: E402
 from corespan.protocol.params import RequestOutputKind  # noqa: E402
 from corespan.server.http.server import Server  # noqa: E402
 from corespan.server.models import ServedModel, SingleModel  # noqa: E402
@@ -59,9 +60,15 @@ def build_engine(subject: Subject) -> AsyncLLM:
     return AsyncLLM(msgspec.structs.replace(config, model_config=model_config), FAKE_EXECUTOR, log_stats=True)
 
 
-def cpu_seconds() -> float:
+def cpu_seconds() -> tuple[float, float]:
+    """The process's own, and the kernel's for it."""
     times = psutil.Process().cpu_times()
-    return float(times.user + times.system)
+    return times.user, times.system
+
+
+def cpu_since(before: tuple[float, float]) -> dict[str, float]:
+    user, system = (now - then for now, then in zip(cpu_seconds(), before, strict=True))
+    return {"cpu_s": user + system, "cpu_system_s": system}
 
 
 async def serve(subject: Subject) -> None:
@@ -89,7 +96,7 @@ class LagRecorder:
     def __init__(self) -> None:
         self._lags: list[float] = []
         self._task: asyncio.Task[None] | None = None
-        self._cpu = 0.0
+        self._cpu = (0.0, 0.0)
 
     def toggle(self) -> None:
         if self._task is None:
@@ -97,11 +104,11 @@ class LagRecorder:
             self._cpu = cpu_seconds()
             self._task = asyncio.get_running_loop().create_task(self._record())
             return
-        cpu = cpu_seconds() - self._cpu
+        figures = cpu_since(self._cpu)
         self.stop()
         ordered = sorted(self._lags) or [0.0]
         p99 = ordered[min(int(len(ordered) * 0.99), len(ordered) - 1)]
-        figures = {"cpu_s": cpu, "lag_p50_ms": 1000 * statistics.median(ordered), "lag_p99_ms": 1000 * p99}
+        figures |= {"lag_p50_ms": 1000 * statistics.median(ordered), "lag_p99_ms": 1000 * p99}
         print(json.dumps(figures | {"lag_max_ms": 1000 * ordered[-1]}), flush=True)
 
     def stop(self) -> None:
@@ -140,13 +147,9 @@ async def drive(subject: Subject) -> dict[str, Any]:
             await stream(number)
     else:
         await asyncio.gather(*(stream(number) for number in range(subject.streams)))
-    seconds, cpu = time.perf_counter() - began, cpu_seconds() - cpu
+    figures = {"seconds": time.perf_counter() - began, "ttft_p50_s": statistics.median(ttfts), **cpu_since(cpu)}
     engine.shutdown()
-    return {"seconds": seconds, "cpu_s": cpu, "ttft_p50_s": statistics.median(ttfts)}
-
-
-def prompt_of(number: int, length: int) -> list[int]:
-    return [10 + (number * 7 + position * 13) % 200 for position in range(length)]
+    return figures
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ import time
 from urllib.parse import urlsplit
 
 import uvloop
-from served_engine import prompt_of
 
 
 class Stream(asyncio.Protocol):
@@ -70,6 +69,10 @@ async def run(url: str, streams: int, tokens: int, prompt_len: int, one_by_one: 
     seconds = time.perf_counter() - began
     firsts = sorted(first for first, _ in results)
     return {"seconds": seconds, "ttft_p50_s": firsts[len(firsts) // 2], "events": sum(count for _, count in results)}
+
+
+def prompt_of(number: int, length: int) -> list[int]:
+    return [10 + (number * 7 + position * 13) % 200 for position in range(length)]
 
 
 if __name__ == "__main__":

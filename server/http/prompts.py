@@ -122,8 +122,10 @@ _TEXT_PARTS = ("text", "input_text", "output_text", "refusal", "thinking")
 
 
 def template_message(message: Any) -> dict[str, Any]:
-    """A message as templates take it. Empty tool calls are dropped, reasoning goes by both of its names."""
-    plain: dict[str, Any] = msgspec.to_builtins(message)
+    """A message as templates take it. Empty tool calls are dropped, reasoning goes by both of its names, and there is
+    content in any case: templates join it to other texts.
+    """
+    plain: dict[str, Any] = {"content": ""} | msgspec.to_builtins(message)
     if not plain.get("tool_calls"):
         plain.pop("tool_calls", None)
     if isinstance(content := plain.get("content"), list):

@@ -5,6 +5,9 @@ from typing import Any
 import httpx
 import pytest
 
+from corespan.server.http.prompts import template_message
+from corespan.server.http.schema import ChatMessage
+
 MESSAGES = [{"role": "user", "content": "Hello world"}]
 
 
@@ -72,6 +75,14 @@ def test_errors_name_the_field(http: httpx.Client, body: dict[str, Any], param: 
     response = http.post("/v1/chat/completions", json=body)
     assert response.status_code == 400, response.text
     assert response.json()["error"]["param"] == param
+
+
+def test_templates_find_content_in_a_message_of_calls_alone() -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "pick", "arguments": "{}"}}
+
+    spelled = template_message(ChatMessage(role="assistant", tool_calls=[call]))
+
+    assert spelled == {"role": "assistant", "content": "", "tool_calls": [call]}
 
 
 SCHEMA = {"type": "object", "properties": {"a": {"enum": ["x"]}}, "required": ["a"], "additionalProperties": False}
