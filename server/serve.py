@@ -10,15 +10,16 @@ import logging
 import os
 import signal
 import socket
-import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 import uvicorn
 
 from ..engine.async_llm import AsyncLLM
 from ..engine.engine_args import AsyncEngineArgs, UsageContext
+from .api_processes import ApiProcesses
 from .http.app import build_app
 from .http.server import Server
+from .listening import address_of, bind
 from .model_pool import ModelPool
 from .models import ModelHost, ServedModel, SingleModel
 from .serve_options import ServeOptions
@@ -27,7 +28,6 @@ from .service_manager import notify
 logger = logging.getLogger("corespan.server")
 
 ENGINE_WATCH_SECONDS = 1.0
-_BACKLOG = 2048
 
 
 class _Uvicorn(uvicorn.Server):
@@ -42,8 +42,7 @@ def serve(options: ServeOptions, engine_args: Sequence[AsyncEngineArgs]) -> int:
     """Serves the models until told to stop. The exit status: 0, or 1 where the engine died or never came up."""
     listener = bind(options)
     try:
-        config = uvicorn.Config(app=None, loop="uvloop")  # type: ignore[arg-type]
-        with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
             return runner.run(_serve(options, engine_args, listener))
     finally:
         listener.close()
@@ -52,75 +51,61 @@ def serve(options: ServeOptions, engine_args: Sequence[AsyncEngineArgs]) -> int:
                 os.unlink(options.uds)
 
 
-def bind(options: ServeOptions) -> socket.socket:
-    """The bound socket. Raises OSError naming the address that cannot be had."""
-    if options.uds is not None:
-        return _bind_unix(options.uds)
-    host = options.host or "0.0.0.0"
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, options.port))
-        listener.listen(_BACKLOG)  # two of them may bind a port; only one may listen
-    except OSError as error:
-        listener.close()
-        raise OSError(error.errno, f"cannot listen on {host}:{options.port}: {_reason(error)}") from None
-    return listener
-
-
-def _bind_unix(path: str) -> socket.socket:
-    """Takes the place of a socket that a dead server left; of nothing else."""
-    listener = socket.socket(socket.AF_UNIX)
-    try:
-        if _is_left_over(path):
-            os.unlink(path)
-        listener.bind(path)
-        os.chmod(path, 0o660)
-        listener.listen(_BACKLOG)
-    except OSError as error:
-        listener.close()
-        raise OSError(error.errno, f"cannot listen on {path}: {_reason(error)}") from None
-    return listener
-
-
-def _is_left_over(path: str) -> bool:
-    """Whether it is a socket that nobody listens on."""
-    if not os.path.exists(path) or not stat.S_ISSOCK(os.stat(path).st_mode):
-        return False
-    with socket.socket(socket.AF_UNIX) as probe:
-        try:
-            probe.connect(path)
-        except ConnectionRefusedError:
-            return True
-    return False
-
-
-def _reason(error: OSError) -> str:
-    return error.strerror or str(error)  # a host without an address has no strerror
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    return uvicorn.Config(app=None, loop="uvloop").get_loop_factory()  # type: ignore[arg-type]
 
 
 async def _serve(options: ServeOptions, engine_args: Sequence[AsyncEngineArgs], listener: socket.socket) -> int:
-    server = Server(options)
-    http = _Uvicorn(uvicorn_config(options, server))
+    processes = ApiProcesses(options, listener)
+    server = Server(options, processes.peers)
+
+    async def begin(models: ModelHost) -> None:
+        if options.api_server_count > 1:
+            (model,) = models.loaded()
+            await processes.start(model, engine_args[0])
+        logger.info("%s", ready_line(models, options, address_of(options, listener)))
+        notify("READY=1")
+
+    try:
+        return await serve_models(server, listener, lambda: _model_host(options, engine_args), begin, processes)
+    finally:
+        await processes.close()
+
+
+async def serve_models(
+    server: Server,
+    listener: socket.socket,
+    load: Callable[[], Awaitable[ModelHost]],
+    begin: Callable[[ModelHost], Awaitable[None]],
+    processes: ApiProcesses | None = None,
+) -> int:
+    """Answers, first that there is no model yet; returns the exit status. `begin` is called when the model is there.
+
+    `processes`, other servers of the same engine, are told to end when this one is, and ended before the engine.
+    """
+    http = _Uvicorn(uvicorn_config(server.options, server))
     stop = _StopSignals()
     serving = asyncio.create_task(http.serve(sockets=[listener]))
+    peers = server.peers
+    telling = None if peers is None else await peers.listen(server.told_to_peers())
     try:
-        loading = asyncio.create_task(_model_host(options, engine_args))
+        loading = asyncio.ensure_future(load())
         stopping = asyncio.create_task(stop.first.wait())
         await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if not loading.done():
             os._exit(130)  # the thread cannot be interrupted; the core follows its parent
         models = loading.result()
-        server.ready(models)
-        logger.info("%s", ready_line(models, options, address_of(options, listener)))
-        notify("READY=1")
         try:
-            dead = await _until_stopped_or_dead(stop, models)
-            await _drain(server, stop, dead)
+            server.ready(models)
+            await begin(models)
+            dead = await _until_stopped_or_dead(stop, models, processes)
+            await _drain(server, stop, dead, processes)
         finally:
             await models.close()
         return 1 if dead else 0
     finally:
+        if telling is not None:
+            telling.close()
         http.should_exit = True
         await serving
 
@@ -138,7 +123,12 @@ async def _model_host(options: ServeOptions, engine_args: Sequence[AsyncEngineAr
 
 
 def _load(options: ServeOptions, engine_args: AsyncEngineArgs) -> ServedModel:
-    engine = AsyncLLM.from_engine_args(engine_args, UsageContext.OPENAI_API_SERVER)
+    engine = AsyncLLM(
+        engine_args.create_engine_config(UsageContext.OPENAI_API_SERVER),
+        log_stats=not engine_args.disable_log_stats,
+        log_requests=engine_args.enable_log_requests,
+        client_count=options.api_server_count,
+    )
     names = options.served_model_name or [str(engine_args.served_model_name)]
     return ServedModel(engine, names, options.chat_settings())
 
@@ -157,28 +147,40 @@ def ready_line(models: ModelHost, options: ServeOptions, address: str) -> str:
     return line + "".join(f", {what} by {parser}" for what, parser in parsers.items() if parser is not None)
 
 
-async def _until_stopped_or_dead(stop: "_StopSignals", models: ModelHost) -> bool:
-    """Whether it was the engine's death that ended the wait."""
+async def _until_stopped_or_dead(stop: "_StopSignals", models: ModelHost, processes: ApiProcesses | None) -> bool:
+    """Whether it was a death, the engine's or another server's, that ended the wait."""
     while not stop.first.is_set():
         if (failure := models.failure()) is not None:
             logger.error("The engine is down: %s", failure)
+            return True
+        if processes is not None and (status := processes.ended_with()) is not None:
+            logger.error("An API process has ended with status %d", status)
             return True
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stop.first.wait(), ENGINE_WATCH_SECONDS)
     return False
 
 
-async def _drain(server: Server, stop: "_StopSignals", dead: bool) -> None:
+async def _drain(server: Server, stop: "_StopSignals", dead: bool, processes: ApiProcesses | None) -> None:
     """Running requests finish, or are cut off at the time limit or the second signal."""
     server.phase = "dead" if dead else "draining"
     notify("STOPPING=1")
-    if dead or server.num_requests == 0:
-        return
-    logger.info("Shutting down: %d requests get %g s to finish", server.num_requests, server.options.shutdown_timeout)
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(server.options.shutdown_timeout):
-            while server.num_requests and not stop.second.is_set():
-                await asyncio.sleep(0.05)
+
+    def is_busy() -> bool:
+        return bool(server.num_requests) or (processes is not None and processes.running)
+
+    if processes is not None:
+        processes.terminate()
+    if not dead and is_busy():
+        logger.info(
+            "Shutting down: %d requests get %g s to finish", server.num_requests, server.options.shutdown_timeout
+        )
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(server.options.shutdown_timeout):
+                while is_busy() and not stop.second.is_set():
+                    await asyncio.sleep(0.05)
+    if processes is not None:
+        await processes.end()
 
 
 class _StopSignals:
@@ -213,12 +215,3 @@ def uvicorn_config(options: ServeOptions, server: Server) -> uvicorn.Config:
         ssl_ca_certs=options.ssl_ca_certs,
         ssl_cert_reqs=options.ssl_cert_reqs,
     )
-
-
-def address_of(options: ServeOptions, listener: socket.socket) -> str:
-    if options.uds is not None:
-        return f"unix:{options.uds}"
-    host, port = listener.getsockname()[:2]
-    scheme = "https" if options.ssl_certfile else "http"
-    shown = "localhost" if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
-    return f"{scheme}://{shown}:{port}"

@@ -28,6 +28,8 @@ def run(options: argparse.Namespace) -> int:
         raise ValueError(f"a model is named twice: {', '.join(models)}")
     if len(models) > 1 and server_options.served_model_name:
         raise ValueError("--served-model-name names one model; several are served under the names they are given by")
+    if len(models) > 1 and server_options.api_server_count > 1:
+        raise ValueError("--api-server-count above 1 is for one model; several share one process")
     unknown = set(server_options.model_keep_alive) - set(models)
     if unknown:
         raise ValueError(f"--model-keep-alive names {', '.join(sorted(unknown))}, which is not served")

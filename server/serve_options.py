@@ -26,6 +26,7 @@ _GROUPS = {
     "answers": "return_tokens_as_token_ids",
     "several models": "max_loaded_models",
     "what is served": "enable_tokenizer_info_endpoint",
+    "processes": "api_server_count",
     "limits": "max_queued_requests",
     "logs": "enable_log_requests",
 }
@@ -78,7 +79,8 @@ class ServeOptions:
     strict_max_tokens: bool = _option(False, "refuse max_tokens beyond the context instead of cutting it")
     vllm_error_format: bool = _option(False, "spell errors as vLLM does, not as OpenAI")
     sse_keep_alive_interval: float = _option(0.0, "seconds of silence after which a stream sends a comment [never]")
-    max_queued_requests: int = _option(0, "requests in flight beyond which new ones get 503 [no limit]")
+    api_server_count: int = _option(1, "processes that serve the API of one engine")
+    max_queued_requests: int = _option(0, "requests in flight, in a process, beyond which new ones get 503 [no limit]")
     max_request_bytes: int = _option(64 * 2**20, "size of a request's body beyond which it gets 413")
     keep_alive_timeout: int = _option(120, "seconds an idle connection stays open")
     shutdown_timeout: float = _option(30.0, "seconds running requests get to finish at shutdown")
@@ -92,6 +94,8 @@ class ServeOptions:
             raise ValueError("--enable-auto-tool-choice needs --tool-call-parser NAME")
         if (self.ssl_keyfile is None) != (self.ssl_certfile is None):
             raise ValueError("--ssl-keyfile and --ssl-certfile go together")
+        if self.api_server_count < 1:
+            raise ValueError(f"--api-server-count must be at least 1, got {self.api_server_count}")
         if self.max_loaded_models < 1:
             raise ValueError(f"--max-loaded-models must be at least 1, got {self.max_loaded_models}")
         for name, seconds in self.model_keep_alive.items():

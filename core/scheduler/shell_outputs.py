@@ -44,16 +44,14 @@ class ShellOutputs:
         self._by_client[request.client_index].append(EngineCoreOutput(request.client_request_id, [token_id]))
 
     def build(self, stats: SchedulerStats | None) -> dict[int, EngineCoreOutputs]:
-        """A frame per client that has outputs; the statistics go with the first, or to client 0 if there is none."""
+        """A frame per client that has outputs. The statistics go to client 0: of gauges, one client has the latest."""
         now = time.monotonic()
-        if stats is not None and not self._by_client:
-            self._by_client[0] = []
         frames = {
             client_index: EngineCoreOutputs(outputs=outputs, timestamp=now)
             for client_index, outputs in self._by_client.items()
         }
         if stats is not None:
-            next(iter(frames.values())).scheduler_stats = stats
+            frames.setdefault(0, EngineCoreOutputs(outputs=[], timestamp=now)).scheduler_stats = stats
         return frames
 
 

@@ -75,7 +75,7 @@ def ttft(model: str, repeat: int) -> dict[str, Any]:
 def cpu(model: str, repeat: int) -> dict[str, Any]:
     """Microseconds of CPU time per streamed token: of the server's process, and of AsyncLLM alone under this load.
 
-    Steps take 20 ms, so that every token is an event of its own: a server that falls behind joins them, and looks cheap.
+    Steps take 20 ms, so that every token is an event of its own: a server that falls behind joins them.
     """
     load = {"streams": 64, "tokens": 200}
     num_tokens = load["streams"] * load["tokens"]

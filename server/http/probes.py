@@ -7,7 +7,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ... import __version__
-from .errors import ApiError, model_not_found
+from .errors import model_not_found
+from .peers import summed_text
 from .responses import json_response
 from .server import server_of
 
@@ -28,21 +29,20 @@ async def version(request: Request) -> Response:
 
 
 async def load(request: Request) -> Response:
-    return json_response({"server_load": server_of(request).num_requests})
+    server = server_of(request)
+    others = [] if server.peers is None else await server.peers.ask("load")
+    return json_response({"server_load": server.num_requests + sum(map(int, others))})
 
 
 async def metrics(request: Request) -> Response:
-    """Prometheus' text: the engine's figures and the HTTP server's."""
-    try:
-        from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, generate_latest
-    except ImportError:
-        raise ApiError("metrics need prometheus_client: pip install 'corespan[metrics]'", 404) from None
-    registries = [REGISTRY, server_of(request).metrics.registry]
-
-    def text() -> bytes:
-        return b"".join(generate_latest(registry) for registry in registries)
-
-    return Response(await asyncio.to_thread(text), media_type=CONTENT_TYPE_LATEST)
+    """Prometheus' text: the engine's figures and the HTTP server's, of all processes of this server."""
+    server = server_of(request)
+    text = await asyncio.to_thread(server.metrics_text)
+    if server.peers is not None:
+        texts = await server.peers.ask("metrics")
+        texts.insert(server.peers.index, text)
+        text = await asyncio.to_thread(summed_text, texts)
+    return Response(text, media_type="text/plain; version=1.0.0; charset=utf-8")
 
 
 async def list_models(request: Request) -> Response:

@@ -24,6 +24,8 @@ MAX_LISTED = 100
 async def create_response(request: Request) -> Response:
     body = await read_body(request, ResponsesRequest)
     server, owner = server_of(request), _owner_of(request)
+    if server.peers is not None:
+        _keep_nothing(body)
     earlier = None
     if body.previous_response_id is not None:
         earlier = server.responses.get(body.previous_response_id, owner, "previous_response_id")
@@ -36,6 +38,17 @@ async def create_response(request: Request) -> Response:
     if body.stream:
         return _event_stream(server, _kept(server, run, owner), run)
     return json_response(await until_hung_up(request, _whole(server, run, owner)))
+
+
+def _keep_nothing(body: ResponsesRequest) -> None:
+    """Where several processes answer, what one keeps another does not find: so nothing is kept.
+
+    Raises ApiError for what cannot do without.
+    """
+    for name in ("background", "previous_response_id"):
+        if getattr(body, name):
+            raise ApiError(f"{name} needs a server with one API process: --api-server-count 1", param=name)
+    body.store = False
 
 
 async def _whole(server: Server, run: ResponseRun, owner: str) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The state that all requests of a server share: its options, its models, what phase it is in, what it counts."""
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import Literal, cast
 
 from starlette.requests import Request
@@ -10,6 +10,7 @@ from ..models import ModelHost
 from ..serve_options import ServeOptions
 from .errors import ApiError, unavailable
 from .http_metrics import HttpMetrics
+from .peers import Peers
 from .response_store import ResponseStore
 from .responses import encode
 from .sse import DONE, EventStream, event
@@ -18,10 +19,11 @@ Phase = Literal["loading", "ready", "draining", "dead"]
 
 
 class Server:
-    """`models` is there once the phase is "ready"."""
+    """`models` is there once the phase is "ready". `peers`: the other processes of this server, if there are."""
 
-    def __init__(self, options: ServeOptions) -> None:
+    def __init__(self, options: ServeOptions, peers: Peers | None = None) -> None:
         self.options = options
+        self.peers = peers
         self.started = int(time.time())
         self.phase: Phase = "loading"
         self.num_requests = 0
@@ -55,6 +57,17 @@ class Server:
                 code="server_overloaded",
                 headers={"Retry-After": "1"},
             )
+
+    def metrics_text(self) -> bytes:
+        """This process's figures, the engine's and the HTTP server's. Raises ApiError without prometheus_client."""
+        try:
+            from prometheus_client import REGISTRY, generate_latest
+        except ImportError:
+            raise ApiError("metrics need prometheus_client: pip install 'corespan[metrics]'", 404) from None
+        return generate_latest(REGISTRY) + generate_latest(self.metrics.registry)
+
+    def told_to_peers(self) -> dict[str, Callable[[], bytes]]:
+        return {"metrics": self.metrics_text, "load": lambda: str(self.num_requests).encode()}
 
     def event_stream(self, events: AsyncGenerator[bytes, None], request_id: str) -> EventStream:
         """A stream in OpenAI's manner: an error is an event, and [DONE] ends it in any case."""

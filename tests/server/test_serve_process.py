@@ -13,6 +13,7 @@ from typing import Any
 
 import fake_serve
 import httpx
+import psutil
 import pytest
 from fake_executor import KILL
 
@@ -26,7 +27,7 @@ class Process:
     def __init__(self, folder: Path, **options: Any) -> None:
         self.fifo = folder / "load"
         os.mkfifo(self.fifo)
-        uds = str(folder / "socket")
+        uds = self.uds = str(folder / "socket")
         fake = {"max_model_len": 200_000, "num_gpu_blocks_override": 20_000, "step_seconds": 0.001}
         arguments = [json.dumps({"uds": uds, **options}), json.dumps(fake), str(self.fifo)]
         self.process = subprocess.Popen(
@@ -144,3 +145,58 @@ def test_stopped_while_it_loads(tmp_path: Path) -> None:
     with open(tmp_path / "load", "w"):
         process.send_signal(signal.SIGTERM)
         assert process.wait(DEADLINE) == 130
+
+
+def _api_processes(server: Process) -> list[psutil.Process]:
+    children = psutil.Process(server.process.pid).children()
+    return [each for each in children if "api_process" in " ".join(each.cmdline())]
+
+
+def test_several_processes_are_one_server(start: Any) -> None:
+    server = start(api_server_count=3, shutdown_timeout=DEADLINE)
+    server.wait_ready()
+    first, apis = psutil.Process(server.process.pid), _api_processes(server)
+    assert len(apis) == 2
+
+    def anew(method: str, path: str, **more: Any) -> httpx.Response:
+        """On a connection of its own, which any of them may accept."""
+        with httpx.Client(transport=httpx.HTTPTransport(uds=server.uds), base_url="http://x", timeout=DEADLINE) as one:
+            return one.request(method, path, **more)
+
+    first.suspend()
+    try:
+        assert anew("GET", "/live").status_code == 200  # by another than the first
+    finally:
+        first.resume()
+    short = {**BODY, "max_tokens": 3}
+    assert all(anew("POST", "/v1/completions", json=short).status_code == 200 for _ in range(12))
+    _, lines, reading = server.stream()
+    for _ in range(6):
+        metrics = anew("GET", "/metrics").text
+        assert 'http_requests_total{handler="/v1/completions",method="POST",status="200"} 12.0' in metrics
+        assert 'vllm:generation_tokens_total{engine="0",model_name="fake"}' in metrics
+        assert 'vllm:num_requests_running{engine="0",model_name="fake"} 1.0' in metrics
+        assert anew("GET", "/load").json() == {"server_load": 1}
+    refused = anew("POST", "/v1/responses", json={"input": "x", "previous_response_id": "resp_1"})
+    assert refused.status_code == 400 and "--api-server-count 1" in refused.text
+
+    server.process.send_signal(signal.SIGTERM)
+    while anew("GET", "/health").status_code != 503:
+        pass
+    assert reading.is_alive()
+    server.process.send_signal(signal.SIGTERM)
+    reading.join(DEADLINE)
+    assert lines[-1] == "data: [DONE]"
+    assert server.end()[0] == 0
+    assert not any(each.is_running() for each in apis)
+
+
+def test_a_process_that_dies_ends_the_server(start: Any) -> None:
+    server = start(api_server_count=2)
+    server.wait_ready()
+    (api,) = [
+        each for each in psutil.Process(server.process.pid).children() if "api_process" in " ".join(each.cmdline())
+    ]
+    api.kill()
+    status, log = server.end()
+    assert status == 1 and "An API process has ended with status -9" in log

@@ -19,7 +19,9 @@ from corespan.server.serve_options import ServeOptions
 def load(options: ServeOptions, engine_args: AsyncEngineArgs) -> ServedModel:
     with open(sys.argv[3]) as fifo:
         fifo.read()
-    return ServedModel(AsyncLLM(fake_config(**json.loads(sys.argv[2])), FAKE_EXECUTOR), ["fake"])
+    config = fake_config(**json.loads(sys.argv[2]))
+    engine = AsyncLLM(config, FAKE_EXECUTOR, log_stats=True, client_count=options.api_server_count)
+    return ServedModel(engine, ["fake"])
 
 
 if __name__ == "__main__":

@@ -153,7 +153,7 @@ def test_events_and_prompt_figures_are_sent_once() -> None:
     assert times == sorted(times)
 
 
-def test_outputs_are_sorted_by_client_and_statistics_go_to_one_of_them() -> None:
+def test_outputs_are_sorted_by_client_and_statistics_go_to_the_first() -> None:
     h = Harness()
     for name, client_index in (("a", 1), ("b", 0), ("c", 1)):
         h.add(name, prompt(20), client_index=client_index)
@@ -163,8 +163,8 @@ def test_outputs_are_sorted_by_client_and_statistics_go_to_one_of_them() -> None
         1: ["a", "c"],
         0: ["b"],
     }
-    stats = [frame.scheduler_stats for frame in frames.values() if frame.scheduler_stats is not None]
-    assert len(stats) == 1
+    stats = [frames[0].scheduler_stats]
+    assert stats[0] is not None and frames[1].scheduler_stats is None
     assert (stats[0].num_running_reqs, stats[0].num_waiting_reqs) == (3, 0)
     assert stats[0].kv_cache_usage == pytest.approx(4 / 99)  # one shared block, three of their own
     assert (stats[0].prefix_cache_stats.requests, stats[0].prefix_cache_stats.hits) == (3, 32)
