@@ -98,7 +98,7 @@ def resident_bytes(worker: Any) -> int:
 
 
 def what_is_there(worker: Any) -> list[bool]:
-    return [worker.model_runner.model is not None, bool(worker.model_runner.kv_caches)]
+    return [worker.runtime.weights is not None, bool(worker.runtime.kv_caches)]
 
 
 @pytest.fixture(params=FACES, ids=lambda face: f"{face[1].__name__}-{face[0]}")
@@ -252,7 +252,7 @@ def test_workers_are_reached_by_name_and_by_function(face: Face) -> None:
     assert face.call("collective_rpc", lambda worker, a, b: [type(worker).__name__, a, b], None, (1,), {"b": 2}) == [
         ["Worker", 1, 2]
     ]
-    assert face.call("apply_model", lambda model: model.config.vocab_size) == [65536]
+    assert face.call("apply_model", lambda model: model.spec.vocab_size) == [65536]
     assert face.call("collective_rpc", lambda worker: worker.rank) == [0]
     assert face.call("collective_rpc", "reload_weights") == [None]
 

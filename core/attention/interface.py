@@ -1,11 +1,15 @@
 """What every attention backend does: own the layout of the paged KV cache, write keys and values, attend over block
-tables. The model calls it once a layer; the model runner builds the metadata once a step."""
+tables. Runtimes have one for each kind of layer; the model runner builds the metadata once a step."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+from ..models.spec import AttentionSpec
+
+CPU = torch.device("cpu")
 
 KVCache = Any
 """One layer's cache. Only the backend that allocated it looks inside."""
@@ -38,41 +42,21 @@ class AttentionMetadata:
 
 
 class AttentionBackend(ABC):
-    """Causal attention of one layer shape over a paged cache. Stateless but for its shape: caches are passed in.
+    """Causal attention of one kind of layer over a paged cache. Stateless but for its shape: caches are passed in.
 
-    Query token at position p attends to the positions 0..p of its request, and with `sliding_window` w only to
-    p-w+1..p. Query head h reads key/value head h // (num_heads // num_kv_heads).
+    Query token at position p attends to the positions 0..p of its request, and with a window w only to p-w+1..p.
     """
 
-    name: str
-
-    def __init__(
-        self,
-        num_heads: int,
-        num_kv_heads: int,
-        head_dim: int,
-        scale: float,
-        block_size: int,
-        dtype: torch.dtype,
-        sliding_window: int | None = None,
-    ) -> None:
-        self.num_heads = num_heads
-        self.num_kv_heads = num_kv_heads
-        self.head_dim = head_dim
-        self.scale = scale
+    def __init__(self, spec: AttentionSpec, block_size: int, dtype: torch.dtype, device: torch.device = CPU) -> None:
+        self.spec = spec
         self.block_size = block_size
         self.dtype = dtype
-        self.sliding_window = sliding_window
+        self.device = device
 
-    @classmethod
-    @abstractmethod
-    def supports(cls, head_dim: int, block_size: int, dtype: torch.dtype, group_size: int) -> bool:
-        """Whether this backend can run here with these shapes; `group_size` query heads share a kv head."""
-
-    @classmethod
-    @abstractmethod
-    def bytes_per_block(cls, num_kv_heads: int, head_dim: int, block_size: int, dtype: torch.dtype) -> int:
+    @property
+    def bytes_per_block(self) -> int:
         """Bytes that one block of one layer takes, keys and values together."""
+        return 2 * self.block_size * self.spec.kv_size * self.dtype.itemsize
 
     @abstractmethod
     def allocate(self, num_blocks: int) -> KVCache:

@@ -6,6 +6,7 @@ import torch
 
 from ..kernels import library, memory
 from ..kernels.header import NUMBERS
+from ..models.spec import AttentionSpec
 from .interface import AttentionBackend, AttentionMetadata
 
 _BLOCK = NUMBERS["BLOCK"]
@@ -15,41 +16,33 @@ class NativeAttentionBackend(AttentionBackend):
     """Cache: [2, num_kv_heads, num_blocks * block_size / 16, 16 * head_dim]. With p values to 4 bytes, a block's keys
     lie as [head_dim / p, 16, p], its values as [16 / p, head_dim, p]."""
 
-    name = "native"
-
-    def __init__(
-        self,
-        num_heads: int,
-        num_kv_heads: int,
-        head_dim: int,
-        scale: float,
-        block_size: int,
-        dtype: torch.dtype,
-        sliding_window: int | None = None,
-    ) -> None:
-        super().__init__(num_heads, num_kv_heads, head_dim, scale, block_size, dtype, sliding_window)
+    def __init__(self, spec: AttentionSpec, block_size: int, dtype: torch.dtype) -> None:
+        super().__init__(spec, block_size, dtype)
         self._metadata: AttentionMetadata | None = None
         self._step = library.Step()
         self._num_tokens = library.Int()
 
-    @classmethod
-    def supports(cls, head_dim: int, block_size: int, dtype: torch.dtype, group_size: int) -> bool:
-        return (
-            group_size <= NUMBERS["MAX_ROWS"]
-            and head_dim % 16 == 0
-            and head_dim <= NUMBERS["MAX_HEAD_DIM"]
-            and block_size % _BLOCK == 0
-            and dtype in (torch.bfloat16, torch.float32)
-            and library.is_available()
-        )
-
-    @classmethod
-    def bytes_per_block(cls, num_kv_heads: int, head_dim: int, block_size: int, dtype: torch.dtype) -> int:
-        return 2 * block_size * num_kv_heads * head_dim * dtype.itemsize
+    @staticmethod
+    def obstacle(spec: AttentionSpec, block_size: int, dtype: torch.dtype) -> str | None:
+        """Why the kernels cannot attend so; None where they can."""
+        if spec.softcap is not None:
+            return "no native kernel caps attention scores"
+        if block_size % _BLOCK:
+            return f"block_size is {block_size}; use a multiple of {_BLOCK}"
+        if dtype not in (torch.bfloat16, torch.float32):
+            return f"dtype is {str(dtype).removeprefix('torch.')}; use dtype='bfloat16'"
+        widest, most = NUMBERS["MAX_HEAD_DIM"], NUMBERS["MAX_ROWS"]
+        if spec.head_dim % 16 or spec.head_dim > widest or spec.num_heads > most * spec.num_kv_heads:
+            return (
+                f"no native kernel attends with head_dim {spec.head_dim} and {spec.num_heads} heads over "
+                f"{spec.num_kv_heads} key/value heads: head_dim must be a multiple of 16 and at most {widest}, and "
+                f"{most} heads at most may share a key/value head"
+            )
+        return None
 
     def allocate(self, num_blocks: int) -> torch.Tensor:
         blocks = num_blocks * self.block_size // _BLOCK
-        return memory.allocate((2, self.num_kv_heads, blocks, _BLOCK * self.head_dim), self.dtype)
+        return memory.allocate((2, self.spec.num_kv_heads, blocks, _BLOCK * self.spec.head_dim), self.dtype)
 
     def forward(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kv_cache: torch.Tensor, metadata: AttentionMetadata
@@ -57,8 +50,6 @@ class NativeAttentionBackend(AttentionBackend):
         q, k, v = (_rows_of_heads(heads) for heads in (q, k, v))
         out = torch.empty(q.shape, dtype=self.dtype)
         self._enter_step(metadata)
-        keys, values = kv_cache[0].data_ptr(), kv_cache[1].data_ptr()
-        dtype = library.dtype_code(self.dtype)
         write = library.WriteKv(
             rows=ctypes.addressof(self._num_tokens),
             step=ctypes.addressof(self._step),
@@ -66,31 +57,37 @@ class NativeAttentionBackend(AttentionBackend):
             v=v.data_ptr(),
             k_stride=k.stride(0),
             v_stride=v.stride(0),
-            k_cache=keys,
-            v_cache=values,
+            k_cache=kv_cache[0].data_ptr(),
+            v_cache=kv_cache[1].data_ptr(),
             num_blocks=kv_cache.shape[2],
-            num_kv_heads=self.num_kv_heads,
-            head_dim=self.head_dim,
-            dtype=dtype,
+            num_kv_heads=self.spec.num_kv_heads,
+            head_dim=self.spec.head_dim,
+            dtype=library.dtype_code(self.dtype),
         )
-        attend = library.Attention(
-            step=ctypes.addressof(self._step),
+        library.run(write, self.operation(self._step, q, kv_cache, out))
+        return out
+
+    def operation(
+        self, step: library.Step, q: torch.Tensor, kv_cache: torch.Tensor, out: torch.Tensor
+    ) -> library.Attention:
+        """Attends with what is in the cache. q, out: [num_tokens, ...], each token's heads side by side."""
+        spec = self.spec
+        return library.Attention(
+            step=ctypes.addressof(step),
             q=q.data_ptr(),
             q_stride=q.stride(0),
-            k_cache=keys,
-            v_cache=values,
+            k_cache=kv_cache[0].data_ptr(),
+            v_cache=kv_cache[1].data_ptr(),
             num_blocks=kv_cache.shape[2],
             out=out.data_ptr(),
             out_stride=out.stride(0),
-            num_heads=self.num_heads,
-            num_kv_heads=self.num_kv_heads,
-            head_dim=self.head_dim,
-            scale=self.scale,
-            window=self.sliding_window or 0,
-            dtype=dtype,
+            num_heads=spec.num_heads,
+            num_kv_heads=spec.num_kv_heads,
+            head_dim=spec.head_dim,
+            scale=spec.scale,
+            window=spec.window or 0,
+            dtype=library.dtype_code(self.dtype),
         )
-        library.run(write, attend)
-        return out
 
     def _enter_step(self, metadata: AttentionMetadata) -> None:
         """All layers of a step pass the same metadata: its addresses are taken once."""

@@ -1,15 +1,19 @@
-"""Chooses the attention backend. Called once, by the model runner."""
+"""Chooses the attention backend of the torch runtime, one for each kind of layer."""
 
 import torch
 
+from ..kernels import library
+from ..models.spec import AttentionSpec
 from .interface import AttentionBackend
 from .native import NativeAttentionBackend
 from .torch_backend import TorchAttentionBackend
 
 
 def get_attention_backend(
-    head_dim: int, block_size: int, dtype: torch.dtype, group_size: int
-) -> type[AttentionBackend]:
-    """The fastest backend that can run these shapes on this machine; `group_size` query heads share a kv head."""
-    backends: tuple[type[AttentionBackend], ...] = (NativeAttentionBackend, TorchAttentionBackend)
-    return next(backend for backend in backends if backend.supports(head_dim, block_size, dtype, group_size))
+    spec: AttentionSpec, block_size: int, dtype: torch.dtype, device: torch.device
+) -> AttentionBackend:
+    """The fastest that can attend so on this device."""
+    native = device.type == "cpu" and library.is_available()
+    if native and NativeAttentionBackend.obstacle(spec, block_size, dtype) is None:
+        return NativeAttentionBackend(spec, block_size, dtype)
+    return TorchAttentionBackend(spec, block_size, dtype, device)

@@ -3,6 +3,7 @@
 import torch
 import torch.nn.functional as F
 
+from ..models.ops import softcap
 from .interface import AttentionBackend, AttentionMetadata
 
 _MAX_GATHERED_TOKENS = 1 << 16
@@ -12,18 +13,9 @@ _MAX_GATHERED_TOKENS = 1 << 16
 class TorchAttentionBackend(AttentionBackend):
     """Cache: one tensor [2, num_blocks, block_size, num_kv_heads, head_dim], keys then values."""
 
-    name = "torch"
-
-    @classmethod
-    def supports(cls, head_dim: int, block_size: int, dtype: torch.dtype, group_size: int) -> bool:
-        return True
-
-    @classmethod
-    def bytes_per_block(cls, num_kv_heads: int, head_dim: int, block_size: int, dtype: torch.dtype) -> int:
-        return 2 * block_size * num_kv_heads * head_dim * dtype.itemsize
-
     def allocate(self, num_blocks: int) -> torch.Tensor:
-        return torch.zeros(2, num_blocks, self.block_size, self.num_kv_heads, self.head_dim, dtype=self.dtype)
+        shape = (2, num_blocks, self.block_size, self.spec.num_kv_heads, self.spec.head_dim)
+        return torch.zeros(shape, dtype=self.dtype, device=self.device)
 
     def forward(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kv_cache: torch.Tensor, metadata: AttentionMetadata
@@ -31,7 +23,7 @@ class TorchAttentionBackend(AttentionBackend):
         keys, values = kv_cache.flatten(1, 2)
         keys.index_copy_(0, metadata.slot_mapping, k)
         values.index_copy_(0, metadata.slot_mapping, v)
-        out = torch.empty(q.shape, dtype=q.dtype)
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         num_decodes = metadata.num_decodes
         self._decode(q[:num_decodes], kv_cache, metadata, out)
         starts = metadata.query_start_loc[num_decodes:].tolist()
@@ -62,21 +54,18 @@ class TorchAttentionBackend(AttentionBackend):
         out: torch.Tensor,
     ) -> None:
         """q, out: [n, num_heads, head_dim]; block_table: [n, max_blocks]; seq_lens: [n]."""
-        n = q.shape[0]
+        spec, n = self.spec, q.shape[0]
         num_blocks = -(-int(seq_lens.max()) // self.block_size)
         blocks = block_table[:, :num_blocks]
-        shape = (n, num_blocks * self.block_size, self.num_kv_heads, self.head_dim)
+        shape = (n, num_blocks * self.block_size, spec.num_kv_heads, spec.head_dim)
         keys = kv_cache[0][blocks].view(shape).transpose(1, 2)
         values = kv_cache[1][blocks].view(shape).transpose(1, 2)
-        places = torch.arange(shape[1])
+        places = torch.arange(shape[1], device=q.device)
         visible = places < seq_lens[:, None]
-        if self.sliding_window is not None:
-            visible &= places >= (seq_lens - self.sliding_window)[:, None]
-        grouped = q.reshape(n, self.num_kv_heads, -1, self.head_dim)
-        attended = F.scaled_dot_product_attention(
-            grouped, keys, values, attn_mask=visible[:, None, None, :], scale=self.scale
-        )
-        out.copy_(attended.reshape(out.shape))
+        if spec.window is not None:
+            visible &= places >= (seq_lens - spec.window)[:, None]
+        grouped = q.reshape(n, spec.num_kv_heads, -1, spec.head_dim)
+        out.copy_(self._attend(grouped, keys, values, visible[:, None, None, :]).reshape(out.shape))
 
     def _attend_chunk(
         self, q: torch.Tensor, kv_cache: torch.Tensor, block_table: torch.Tensor, seq_len: int
@@ -85,33 +74,47 @@ class TorchAttentionBackend(AttentionBackend):
 
         q: [query_len, num_heads, head_dim]; block_table: [max_blocks]. Returns the shape of q.
         """
-        query_len = q.shape[0]
+        query_len, window = q.shape[0], self.spec.window
         first_block = 0
-        if self.sliding_window is not None:
-            first_block = max(0, seq_len - query_len - self.sliding_window + 1) // self.block_size
+        if window is not None:
+            first_block = max(0, seq_len - query_len - window + 1) // self.block_size
         blocks = block_table[first_block : -(-seq_len // self.block_size)]
         base = first_block * self.block_size
         keys, values = (
             kv_cache[side][blocks].flatten(0, 1)[: seq_len - base].transpose(0, 1).unsqueeze(0) for side in (0, 1)
         )
-        attended = F.scaled_dot_product_attention(
-            q.transpose(0, 1).unsqueeze(0),
-            keys,
-            values,
-            attn_mask=self._causal_mask(query_len, seq_len, base),
-            is_causal=query_len == seq_len and self.sliding_window is None,
-            scale=self.scale,
-            enable_gqa=self.num_heads != self.num_kv_heads,
-        )
-        return attended[0].transpose(0, 1)
+        mask = self._causal_mask(query_len, seq_len, base, q.device)
+        return self._attend(q.transpose(0, 1).unsqueeze(0), keys, values, mask)[0].transpose(0, 1)
 
-    def _causal_mask(self, query_len: int, seq_len: int, base: int) -> torch.Tensor | None:
+    def _causal_mask(self, query_len: int, seq_len: int, base: int, device: torch.device) -> torch.Tensor | None:
         """[query_len, seq_len - base] bool, true where the query may look; None for the plain causal square."""
-        if query_len == seq_len and self.sliding_window is None:
+        window = self.spec.window
+        if query_len == seq_len and window is None and self.spec.softcap is None:
             return None
-        query_places = torch.arange(seq_len - query_len, seq_len)[:, None]
-        key_places = torch.arange(base, seq_len)[None, :]
+        query_places = torch.arange(seq_len - query_len, seq_len, device=device)[:, None]
+        key_places = torch.arange(base, seq_len, device=device)[None, :]
         visible = key_places <= query_places
-        if self.sliding_window is not None:
-            visible &= key_places > query_places - self.sliding_window
+        if window is not None:
+            visible &= key_places > query_places - window
         return visible
+
+    def _attend(
+        self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, visible: torch.Tensor | None
+    ) -> torch.Tensor:
+        """q: [n, heads, queries, head_dim]; keys, values: [n, kv_heads, places, head_dim]; visible: broadcast to
+        [n, heads, queries, places]; None: the causal square. Returns the shape of q."""
+        spec = self.spec
+        if spec.softcap is None:
+            return F.scaled_dot_product_attention(
+                q,
+                keys,
+                values,
+                attn_mask=visible,
+                is_causal=visible is None,
+                scale=spec.scale,
+                enable_gqa=q.shape[1] != keys.shape[1],
+            )
+        assert visible is not None
+        keys, values = (heads.repeat_interleave(q.shape[1] // keys.shape[1], dim=1) for heads in (keys, values))
+        scores = softcap((q @ keys.transpose(-1, -2)).float() * spec.scale, spec.softcap)
+        return scores.masked_fill_(~visible, -torch.inf).softmax(-1).to(q.dtype) @ values

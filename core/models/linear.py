@@ -1,12 +1,11 @@
-"""Matrix products with the weights of a model, one class a weight format. `weights.py` picks the fastest that fits."""
+"""Matrix products in torch, one class a weight format: what the reference runtime multiplies with."""
 
 from abc import ABC, abstractmethod
 
 import torch
 import torch.nn.functional as F
 
-from ..kernels.linear import PackedWeight, Rows, quantize_rows, slabs
-from .ops import TorchOps
+from ..kernels.linear import Rows, quantize_rows, slabs
 
 
 class Linear(ABC):
@@ -22,10 +21,10 @@ class Linear(ABC):
 class DenseLinear(Linear):
     """The weight as it is: [out_features, in_features]."""
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+    def __init__(self, weight: Rows, bias: torch.Tensor | None, device: torch.device | None = None) -> None:
         self.out_features, self.in_features = weight.shape
-        self.weight = weight
-        self.bias = bias
+        self.weight = whole(weight).to(device)
+        self.bias = None if bias is None else bias.to(device)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return F.linear(x, self.weight, self.bias)
@@ -34,9 +33,9 @@ class DenseLinear(Linear):
 class PackedLinear(Linear):
     """The weight reordered once into oneDNN's blocked layout, which small batches gain most from."""
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+    def __init__(self, weight: Rows, bias: torch.Tensor | None) -> None:
         self.out_features, self.in_features = weight.shape
-        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight)
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(whole(weight))
         self.bias = bias
 
     @staticmethod
@@ -65,17 +64,6 @@ def rounded_up(num_tokens: int) -> int:
     return -(-num_tokens // step) * step
 
 
-class NativeLinear(Linear):
-    """A weight packed for the native kernels, in whichever format, with whatever follows the product."""
-
-    def __init__(self, packed: PackedWeight) -> None:
-        self.packed = packed
-        self.out_features, self.in_features = packed.out_features, packed.k
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self.packed(x)
-
-
 class Int8Linear(Linear):
     """int8 weights with one scale to each output, x quantised as it comes with one scale to every 32 values: what the
     native kernels compute, in float32."""
@@ -96,13 +84,9 @@ class Int8Linear(Linear):
         return (y if self.bias is None else y.add_(self.bias)).to(x.dtype)
 
 
-class GatedLinear(Linear):
-    """silu(gate) * up of a merged projection whose first half is the gate."""
-
-    def __init__(self, gate_up: Linear, ops: TorchOps) -> None:
-        self.gate_up = gate_up
-        self.ops = ops
-        self.out_features, self.in_features = gate_up.out_features // 2, gate_up.in_features
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self.ops.silu_and_mul(self.gate_up(x))
+def whole(rows: Rows) -> torch.Tensor:
+    """All rows as one matrix, in memory of its own."""
+    matrix = torch.empty(*rows.shape, dtype=rows[0:1].dtype)
+    for first, slab in slabs(rows):
+        matrix[first : first + slab.shape[0]] = slab
+    return matrix

@@ -1,28 +1,30 @@
-"""Which `architectures` entry of a Hugging Face config means which decoder."""
+"""Which `architectures` entry of a Hugging Face config means which family."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from .decoder_config import DecoderConfig, llama_config, mistral_config, qwen2_config, qwen3_config
+from .families.llama import llama, mistral
+from .families.qwen import qwen2, qwen3
+from .spec import ModelSpec
 
-ARCHITECTURES: dict[str, Callable[[dict[str, Any]], DecoderConfig]] = {
-    "LlamaForCausalLM": llama_config,
-    "MistralForCausalLM": mistral_config,
-    "Qwen2ForCausalLM": qwen2_config,
-    "Qwen3ForCausalLM": qwen3_config,
+FAMILIES: dict[str, Callable[[Mapping[str, Any]], ModelSpec]] = {
+    "LlamaForCausalLM": llama,
+    "MistralForCausalLM": mistral,
+    "Qwen2ForCausalLM": qwen2,
+    "Qwen3ForCausalLM": qwen3,
 }
 
 
-def resolve_decoder_config(hf_config: dict[str, Any]) -> DecoderConfig:
+def resolve_model_spec(hf_config: Mapping[str, Any]) -> ModelSpec:
     """Raises ValueError naming the architecture when none of its entries is known, or the key that is missing."""
     architectures = hf_config.get("architectures") or []
     for architecture in architectures:
-        if architecture in ARCHITECTURES:
+        if architecture in FAMILIES:
             try:
-                return ARCHITECTURES[architecture](hf_config)
+                return FAMILIES[architecture](hf_config)
             except KeyError as error:
                 raise ValueError(f"the model's config has no {error.args[0]!r}, which {architecture} needs") from None
     raise ValueError(
         f"model architecture {', '.join(architectures) or '(none given)'} is not supported; "
-        f"known are {', '.join(ARCHITECTURES)}"
+        f"known are {', '.join(FAMILIES)}"
     )

@@ -5,11 +5,13 @@ import math
 import torch
 
 from ...shared.rope_config import RopeConfig
+from .spec import RotarySpec
 
 
-def inverse_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
-    """[head_dim / 2] float32: radians that each pair of channels turns per position."""
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
+def inverse_frequencies(rotary: RotarySpec) -> torch.Tensor:
+    """[dim / 2] float32: radians that each pair of channels turns per position."""
+    rope = rotary.rope
+    exponents = torch.arange(0, rotary.dim, 2, dtype=torch.int64).float() / rotary.dim
     frequencies = 1.0 / (rope.theta**exponents)
     if rope.kind == "linear":
         return frequencies / rope.factor
@@ -29,7 +31,7 @@ def _stretch_low_frequencies(frequencies: torch.Tensor, rope: RopeConfig) -> tor
 def rotary_tables(
     frequencies: torch.Tensor, positions: torch.Tensor, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(cos, sin), each [num_tokens, 1, head_dim] of `dtype`; sin carries the sign that each half of a head needs.
+    """(cos, sin), each [num_tokens, 1, dim] of `dtype`; sin carries the sign that each half needs.
 
     positions: [num_tokens] int64. With x' = x with its halves swapped, a head turns to x * cos + x' * sin.
     """
@@ -39,6 +41,6 @@ def rotary_tables(
 
 
 def rotary_table(frequencies: torch.Tensor, num_positions: int, dtype: torch.dtype) -> torch.Tensor:
-    """[num_positions, head_dim] float32: cosines, then sines, each rounded to `dtype` as `rotary_tables` gives them."""
+    """[num_positions, dim] float32: cosines, then sines, each rounded to `dtype` as `rotary_tables` gives them."""
     angles = torch.arange(num_positions).float()[:, None] * frequencies
     return torch.cat((angles.cos(), angles.sin()), dim=-1).to(dtype).float()

@@ -1,66 +1,122 @@
-"""Reads the projections of a checkpoint and keeps each in the format that runs fastest. `Decoder` asks it for all its
-matrices. Nothing is read as a whole: slabs of rows pass through, so that a load needs little more than it leaves."""
+"""A decoder's weights, as data, and how they are read by a `WeightPlan`. Nothing is read as a whole: slabs of rows pass
+through, so that a load needs little more than it leaves."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import torch
+import torch.nn.functional as F
 
-from ..kernels.linear import SILU_MUL, STORE, BlockWeight, Int8Weight, PackedWeight, slabs
 from .gguf import GGUFSource
-from .linear import DenseLinear, GatedLinear, Int8Linear, Linear, NativeLinear, PackedLinear
-from .ops import TorchOps
-from .tensor_source import TensorSource
-from .weight_format import Projection, WeightFormat, plan_matrix
+from .linear import whole
+from .spec import LayerSpec, ModelSpec
+from .tensor_names import EMBEDDING, FINAL_NORM, expected_tensors, layer_prefix, optional_tensors
+from .tensor_source import TensorSource, check_tensors
+from .weight_plan import LayerPlan, MatrixPlan, WeightPlan
+
+M = TypeVar("M")
+
+PromptEmbeds = Sequence[tuple[int, torch.Tensor]]
+"""(first token, [count, hidden_size] of any float type): what to take in place of those tokens' embeddings."""
 
 
-class ProjectionReader:
-    """`quantization`: None, "int8" (one scale to each output, activations quantised as they come) or "gguf" (the
-    file's own blocks where the kernels read their format, else the engine's dtype)."""
+@dataclass(slots=True)
+class LayerWeights(Generic[M]):
+    """`qkv` gives queries, keys and values side by side; `gate_up` the gate, then what it is multiplied with."""
 
-    def __init__(self, source: TensorSource, dtype: torch.dtype, ops: TorchOps, quantization: str | None) -> None:
-        """Raises ValueError for "gguf" of another file."""
-        if quantization == "gguf" and not isinstance(source, GGUFSource):
-            raise ValueError(f"quantization 'gguf' needs a .gguf file; {source.path} is none")
-        self.source = source
-        self.dtype = dtype
-        self.ops = ops
-        self.quantization = quantization
+    spec: LayerSpec
+    qkv: M
+    o: M
+    gate_up: M
+    down: M
+    attention_norm: torch.Tensor
+    mlp_norm: torch.Tensor
+    attention_output_norm: torch.Tensor | None
+    mlp_output_norm: torch.Tensor | None
+    q_norm: torch.Tensor | None
+    k_norm: torch.Tensor | None
 
-    def read(self, projection: Projection) -> Linear:
-        """One product for all its parts, their outputs side by side, or gated."""
-        plan = plan_matrix(projection, self.source.shapes, self.source.block_kinds, self.dtype, self.quantization)
-        bias = self._bias(projection)
-        epilogue = SILU_MUL if projection.gated else STORE
-        if plan.format is WeightFormat.NATIVE_BLOCKS:
-            return NativeLinear(self._blocks(projection, bias, epilogue))
-        rows = _MergedRows(self.source, [f"{name}.weight" for name in projection.names], self.dtype)
-        if plan.format is WeightFormat.NATIVE_INT8:
-            return NativeLinear(Int8Weight(rows, bias, epilogue))
-        if plan.format is WeightFormat.NATIVE:
-            return NativeLinear(PackedWeight(rows, bias, epilogue))
-        plain = self._plain(plan.format, rows, bias)
-        return GatedLinear(plain, self.ops) if projection.gated else plain
 
-    def read_matrix(self, name: str) -> torch.Tensor:
-        """One matrix as it is, in memory of its own."""
-        return _whole(_MergedRows(self.source, [name], self.dtype))
+@dataclass
+class DecoderWeights(Generic[M]):
+    """embedding: [vocab_size, hidden_size], scaled; norms have their offset; matrices are as the runtime keeps them."""
 
-    def _blocks(self, projection: Projection, bias: torch.Tensor | None, epilogue: int) -> BlockWeight:
-        assert isinstance(self.source, GGUFSource)
+    spec: ModelSpec
+    dtype: torch.dtype
+    embedding: torch.Tensor
+    layers: list[LayerWeights[M]]
+    norm: torch.Tensor
+    head: M
+
+    def embed(self, token_ids: torch.Tensor, prompt_embeds: PromptEmbeds = ()) -> torch.Tensor:
+        """token_ids: [num_tokens] int64. Returns [num_tokens, hidden_size]."""
+        hidden = F.embedding(token_ids, self.embedding)
+        for first, embeds in prompt_embeds:
+            hidden[first : first + embeds.shape[0]] = embeds
+        return hidden
+
+
+def load_weights(plan: WeightPlan[M], source: TensorSource, device: torch.device | None = None) -> DecoderWeights[M]:
+    """Raises ValueError naming the tensors that `source` lacks, has in excess, or has in another shape."""
+    spec = plan.spec
+    check_tensors(source, expected_tensors(spec), optional_tensors(spec))
+    reader = _Reader(source, plan, device)
+    return DecoderWeights(
+        spec=spec,
+        dtype=plan.dtype,
+        embedding=reader.embedding(),
+        layers=[reader.layer(index, layer) for index, layer in enumerate(plan.layers)],
+        norm=reader.vector(FINAL_NORM),
+        head=reader.matrix(plan.head),
+    )
+
+
+class _Reader(Generic[M]):
+    def __init__(self, source: TensorSource, plan: WeightPlan[M], device: torch.device | None) -> None:
+        self._source, self._spec, self._dtype, self._device = source, plan.spec, plan.dtype, device
+
+    def layer(self, index: int, plan: LayerPlan[M]) -> LayerWeights[M]:
+        spec, prefix = self._spec.layers[index], layer_prefix(index)
+        norms, qk_norm = spec.norms, spec.attention.qk_norm
+
+        def norm(name: str | None) -> torch.Tensor | None:
+            return None if name is None else self.vector(f"{prefix}.{name}.weight")
+
+        return LayerWeights(
+            spec=spec,
+            qkv=self.matrix(plan.qkv),
+            o=self.matrix(plan.o),
+            gate_up=self.matrix(plan.gate_up),
+            down=self.matrix(plan.down),
+            attention_norm=self.vector(f"{prefix}.{norms.attention}.weight"),
+            mlp_norm=self.vector(f"{prefix}.{norms.mlp}.weight"),
+            attention_output_norm=norm(norms.attention_output),
+            mlp_output_norm=norm(norms.mlp_output),
+            q_norm=norm("self_attn.q_norm" if qk_norm else None),
+            k_norm=norm("self_attn.k_norm" if qk_norm else None),
+        )
+
+    def matrix(self, plan: MatrixPlan[M]) -> M:
+        projection = plan.projection
+        bias = None
+        if projection.bias:
+            bias = torch.cat([self._source.read(f"{name}.bias", self._dtype) for name in projection.names])
         names = [f"{name}.weight" for name in projection.names]
-        return BlockWeight(self.source.block_kinds[names[0]], _MergedRows(self.source, names, None), bias, epilogue)
+        return plan.build(_MergedRows(self._source, names, None if plan.from_blocks else self._dtype), bias)
 
-    def _plain(self, weight_format: WeightFormat, rows: "_MergedRows", bias: torch.Tensor | None) -> Linear:
-        if weight_format is WeightFormat.INT8:
-            return Int8Linear(rows, bias)
-        if weight_format is WeightFormat.REORDERED:
-            return PackedLinear(_whole(rows), bias)
-        return DenseLinear(_whole(rows), bias)
+    def vector(self, name: str) -> torch.Tensor:
+        """A norm's weight."""
+        offset = self._spec.norm_offset
+        if offset:
+            return (self._source.read(name, torch.float32) + offset).to(self._device, self._dtype)
+        return self._source.read(name, self._dtype).clone().to(self._device)
 
-    def _bias(self, projection: Projection) -> torch.Tensor | None:
-        if not projection.bias:
-            return None
-        return torch.cat([self.source.read(f"{name}.bias", self.dtype) for name in projection.names])
+    def embedding(self) -> torch.Tensor:
+        embedding = whole(_MergedRows(self._source, [EMBEDDING], self._dtype))
+        if self._spec.embed_scale != 1.0:
+            embedding *= torch.tensor(self._spec.embed_scale, dtype=self._dtype)
+        return embedding.to(self._device)
 
 
 class _MergedRows:
@@ -89,11 +145,3 @@ class _MergedRows:
             return self._source.read(name, self._dtype, slice(first, end))
         assert isinstance(self._source, GGUFSource)
         return self._source.read_blocks(name, slice(first, end))
-
-
-def _whole(rows: _MergedRows) -> torch.Tensor:
-    first_rows = rows[0:1]
-    whole = torch.empty(rows.shape, dtype=first_rows.dtype)
-    for first, slab in slabs(rows):
-        whole[first : first + slab.shape[0]] = slab
-    return whole

@@ -1,19 +1,13 @@
-"""Runs the model: takes a step of the scheduler, prepares its inputs from the persistent batch, computes, samples."""
+"""Runs steps: takes one of the scheduler's, prepares its inputs from the persistent batch, has the runtime compute,
+samples."""
 
 import numpy as np
 import torch
 
 from ...protocol.config import VllmConfig
 from ...protocol.outputs import LogprobsArrays
-from ..attention.interface import KVCache
-from ..attention.selection import get_attention_backend
-from ..kernels import memory
-from ..kv_cache.groups import FullAttention, LayerKind
-from ..models.decoder import Decoder
-from ..models.decoder_config import DecoderConfig
-from ..models.loader import open_checkpoint
-from ..models.native_decoder import load_decoder
 from ..profile_ranges import profile_range
+from ..runtime.interface import Runtime
 from ..sampling.logprobs import gather_logprobs
 from ..sampling.metadata import SamplingBatch
 from ..sampling.sampler import Sampler, SamplerOutput
@@ -26,59 +20,15 @@ _PROMPT_LOGPROB_ROWS = 128
 
 
 class ModelRunner:
-    """The model, its cache and its batch. `model` and `kv_caches` are None and empty until loaded, and during sleep."""
+    """The batch: its tokens and blocks, and what each request asks of the sampler."""
 
-    def __init__(self, vllm_config: VllmConfig, config: DecoderConfig) -> None:
+    def __init__(self, vllm_config: VllmConfig, runtime: Runtime) -> None:
         model_config, scheduler_config = vllm_config.model_config, vllm_config.scheduler_config
-        self.vllm_config = vllm_config
-        self.config = config
-        self.dtype: torch.dtype = getattr(torch, model_config.dtype)
-        self.block_size = vllm_config.cache_config.block_size
-        self.attention_backend = get_attention_backend(
-            config.head_dim, self.block_size, self.dtype, config.num_heads // config.num_kv_heads
-        )
-        self.model: Decoder | None = None
-        self.kv_caches: list[KVCache] = []
-        self.batch = InputBatch(scheduler_config.max_num_seqs, model_config.max_model_len, self.block_size)
+        block_size = vllm_config.cache_config.block_size
+        self.runtime = runtime
+        self.batch = InputBatch(scheduler_config.max_num_seqs, model_config.max_model_len, block_size)
         self.sampling = SamplingBatch(vllm_config, scheduler_config.max_num_seqs)
         self.sampler = Sampler(self.sampling, model_config.logprobs_mode)
-
-    @torch.inference_mode()
-    def load_model(self) -> None:
-        """Raises ValueError or FileNotFoundError naming what is wrong with the checkpoint."""
-        with memory.separate(), open_checkpoint(self.vllm_config.model_config.model) as source:
-            quantization = self.vllm_config.model_config.quantization
-            self.model = load_decoder(
-                self.config, source, self.dtype, self.attention_backend, self.block_size, quantization
-            )
-
-    def kv_block_bytes(self) -> int:
-        """Bytes of one block over all layers."""
-        config = self.config
-        per_layer = self.attention_backend.bytes_per_block(
-            config.num_kv_heads, config.head_dim, self.block_size, self.dtype
-        )
-        return per_layer * config.num_layers
-
-    def kv_groups(self) -> tuple[LayerKind, ...]:
-        return (FullAttention(),)
-
-    @torch.inference_mode()
-    def initialize_kv_cache(self, num_blocks: int) -> None:
-        """Raises ValueError where the system refuses the memory."""
-        config = self.config
-        backend = self.attention_backend(
-            config.num_heads, config.num_kv_heads, config.head_dim, config.head_dim**-0.5, self.block_size, self.dtype
-        )
-        with memory.separate():
-            try:
-                self.kv_caches = [backend.allocate(num_blocks) for _ in range(config.num_layers)]
-            except (OSError, MemoryError, RuntimeError) as error:  # torch's own allocator raises RuntimeError
-                self.kv_caches = []
-                raise ValueError(
-                    f"the system refuses {num_blocks * self.kv_block_bytes() / (1 << 30):.1f} GiB of memory for the "
-                    "KV cache; give it less (VLLM_CPU_KVCACHE_SPACE, kv_cache_memory_bytes, num_gpu_blocks_override)"
-                ) from error
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
         """One step. A request that cannot be run is named in `failed_reqs`; the others are unaffected."""
@@ -113,7 +63,7 @@ class ModelRunner:
         failed: dict[str, str] = {}
         for request in scheduler_output.scheduled_new_reqs:
             embeds = request.prompt_embeds
-            expected = (request.num_prompt_tokens, self.config.hidden_size)
+            expected = (request.num_prompt_tokens, self.runtime.spec.hidden_size)
             if embeds is not None and embeds.shape != expected:
                 failed[request.req_id] = f"prompt_embeds are of shape {list(embeds.shape)}, expected {list(expected)}"
                 continue
@@ -127,16 +77,13 @@ class ModelRunner:
 
     def _run(self, inputs: StepInputs) -> tuple[torch.Tensor, list["_PromptSpan"]]:
         """Hidden states of the tokens to sample from, then those of the prompt positions whose logprobs are wanted."""
-        model = self.model
-        assert model is not None, "the model is asleep"
         spans = self._prompt_spans(inputs) if self.batch.prompt_logprobs else []
         output_rows = inputs.output_rows
         if spans:
             output_rows = np.concatenate((output_rows, *(np.arange(span.start, span.end) for span in spans)))
         everything = len(output_rows) == inputs.metadata.num_tokens and not spans
-        hidden = model.forward(
+        hidden = self.runtime.forward(
             inputs.input_ids,
-            self.kv_caches,
             inputs.metadata,
             None if everything else torch.from_numpy(output_rows),
             self._prompt_embeds(inputs) if self.batch.prompt_embeds else (),
@@ -162,12 +109,11 @@ class ModelRunner:
         output: ModelRunnerOutput,
     ) -> None:
         """Sample a token for each of `inputs.sampling_rows`, remember it and put it into `output`."""
-        assert self.model is not None
         rows, req_ids = inputs.sampling_rows, inputs.sampling_ids
         grammar_lines, grammar_bitmask = self._grammar(scheduler_output, rows)
         drafts = scheduler_output.drafts
         ahead = lines_ahead(req_ids) if drafts else None
-        sampled = self.sampler.sample(self.model.compute_logits(hidden), rows, grammar_lines, grammar_bitmask, ahead)
+        sampled = self.sampler.sample(self.runtime.logits(hidden), rows, grammar_lines, grammar_bitmask, ahead)
         token_ids, logprobs = sampled.token_ids, sampled.logprobs
         inputs.sampled = token_ids
         if ahead is not None:
@@ -241,14 +187,13 @@ class ModelRunner:
 
     def _prompt_logprobs(self, hidden: torch.Tensor, spans: list["_PromptSpan"]) -> dict[str, LogprobsArrays]:
         """hidden: the states of all spans' tokens, one after another."""
-        assert self.model is not None
         result, offset = {}, 0
         for span in spans:
             parts = []
             for at in range(0, span.end - span.start, _PROMPT_LOGPROB_ROWS):
                 targets = span.targets[at : at + _PROMPT_LOGPROB_ROWS]
                 first = offset + at
-                logits = self.model.compute_logits(hidden[first : first + len(targets)])
+                logits = self.runtime.logits(hidden[first : first + len(targets)])
                 parts.append(gather_logprobs(logits, targets, span.k, as_logits=self.sampler.report_logits))
             result[span.req_id] = _concatenate(parts)
             offset += span.end - span.start

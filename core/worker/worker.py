@@ -12,21 +12,20 @@ from ...protocol import envs
 from ...protocol.config import VllmConfig
 from ...protocol.param_checks import reject
 from ...protocol.pausing import SLEEP_LEVELS
-from ..kv_cache.groups import LayerKind
-from ..models.decoder import Decoder
-from ..models.registry import resolve_decoder_config
+from ..kv_cache.groups import FullAttention, LayerKind
+from ..models.loader import open_checkpoint
+from ..models.registry import resolve_model_spec
+from ..models.weights import DecoderWeights
 from ..profile_ranges import record_ranges
+from ..runtime.selection import make_runtime
 from ..scheduler.runner_messages import ModelRunnerOutput, SchedulerOutput
-from .batch_invariance import check_batch_invariance
-from .memory import activation_bytes, available_memory, check_model_fits
 from .model_runner import ModelRunner
 
-CPU_CACHE_SHARE = 0.5
-"""Of the memory that is free once the model is loaded, the share (times gpu_memory_utilization) the cache may take."""
+_GIB = 1 << 30
 
 
 class Worker:
-    """A CPU worker. Raises ValueError at construction when the model is unknown, damaged or too large, or when
+    """The model on one device. Raises ValueError at construction when it is unknown, damaged or too large, or when
     `VLLM_BATCH_INVARIANT=1` asks for what this configuration cannot keep."""
 
     RPC_METHODS = frozenset(
@@ -45,40 +44,55 @@ class Worker:
 
     def __init__(self, vllm_config: VllmConfig) -> None:
         self.vllm_config = vllm_config
-        config = resolve_decoder_config(vllm_config.model_config.hf_config)
-        self.model_runner = ModelRunner(vllm_config, config)
-        runner = self.model_runner
-        if envs.VLLM_BATCH_INVARIANT:
-            check_batch_invariance(config, runner.dtype, runner.block_size, runner.attention_backend)
-        check_model_fits(vllm_config.model_config, config, runner.dtype)
-        self.model_runner.load_model()
+        model_config, block_size = vllm_config.model_config, vllm_config.cache_config.block_size
+        spec, dtype = resolve_model_spec(model_config.hf_config), getattr(torch, model_config.dtype)
+        self.runtime = make_runtime(spec, dtype, block_size, model_config.quantization)
+        self._load_weights()
+        self.model_runner = ModelRunner(vllm_config, self.runtime)
         self._num_blocks = 0
         self._asleep: set[str] = set()
         self._profiler: torch.profiler.profile | None = None
         self._trace_path = ""  # of the trace that is being recorded
         self._num_profiles = 0
 
+    def _load_weights(self) -> None:
+        """Raises ValueError where the weights do not fit into memory, with the figures, and ValueError or
+        FileNotFoundError naming what is wrong with the checkpoint."""
+        model_config = self.vllm_config.model_config
+        with open_checkpoint(model_config.model) as source:
+            plan = self.runtime.plan(source)
+            needed, available = plan.peak_bytes, self.runtime.available_memory()
+            if needed > available:
+                raise ValueError(
+                    f"{model_config.model} needs {needed / _GIB:.2f} GiB to load its weights as "
+                    f"{model_config.quantization or model_config.dtype}, and only {available / _GIB:.2f} GiB of memory "
+                    "are available"
+                )
+            self.runtime.load(plan, source)
+
     def determine_available_memory(self) -> int:
-        """Bytes that the KV cache may take: half of what is free now, less what a step needs."""
-        scheduler_config = self.vllm_config.scheduler_config
-        share = CPU_CACHE_SHARE * self.vllm_config.cache_config.gpu_memory_utilization
-        needed = activation_bytes(
-            self.model_runner.config,
-            self.model_runner.dtype,
-            scheduler_config.max_num_batched_tokens,
-            scheduler_config.max_num_seqs,
+        """Bytes that the KV cache may take."""
+        scheduler_config, cache_config = self.vllm_config.scheduler_config, self.vllm_config.cache_config
+        return self.runtime.kv_budget(
+            cache_config.gpu_memory_utilization, scheduler_config.max_num_batched_tokens, scheduler_config.max_num_seqs
         )
-        return max(0, int(available_memory() * share) - needed)
 
     def kv_block_bytes(self) -> int:
-        return self.model_runner.kv_block_bytes()
+        return self.runtime.kv_block_bytes()
 
     def kv_groups(self) -> tuple[LayerKind, ...]:
-        return self.model_runner.kv_groups()
+        return (FullAttention(),)
 
     def initialize_kv_cache(self, num_blocks: int) -> None:
+        """Raises ValueError where the system refuses the memory."""
         self._num_blocks = num_blocks
-        self.model_runner.initialize_kv_cache(num_blocks)
+        try:
+            self.runtime.allocate_kv(num_blocks)
+        except (OSError, MemoryError, RuntimeError) as error:  # torch's own allocator raises RuntimeError
+            raise ValueError(
+                f"the system refuses {num_blocks * self.kv_block_bytes() / _GIB:.1f} GiB of memory for the KV cache; "
+                "give it less (VLLM_CPU_KVCACHE_SPACE, kv_cache_memory_bytes, num_gpu_blocks_override)"
+            ) from error
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
         return self.model_runner.execute_model(scheduler_output)
@@ -91,9 +105,9 @@ class Worker:
         if not SLEEP_LEVELS.get(level):
             raise ValueError(f"sleep level is {level}; it must be 1 or 2")
         self._asleep |= SLEEP_LEVELS[level]
-        self.model_runner.kv_caches = []
+        self.runtime.release_kv()
         if level == 2:
-            self.model_runner.model = None
+            self.runtime.unload()
 
     def wake_up(self, tags: Iterable[str] | None = None) -> None:
         """Bring back what sleeps: everything, or what `tags` ("weights", "kv_cache") name. Weights are read again."""
@@ -102,10 +116,10 @@ class Worker:
         if unknown:
             raise ValueError(f"wake-up tags are {', '.join(sorted(unknown))}; known are kv_cache and weights")
         if "weights" in wanted & self._asleep:
-            self.model_runner.load_model()
+            self._load_weights()
             self._asleep.discard("weights")
         if "kv_cache" in wanted & self._asleep:
-            self.model_runner.initialize_kv_cache(self._num_blocks)
+            self.runtime.allocate_kv(self._num_blocks)
             self._asleep.discard("kv_cache")
 
     def is_sleeping(self) -> bool:
@@ -145,11 +159,11 @@ class Worker:
     def reload_weights(self) -> None:
         """Changes nothing: the weights are those of the model's files, which `wake_up` reads again after a sleep."""
 
-    def apply_model(self, func: Callable[[Decoder], Any]) -> Any:
-        """Call `func` with the model. Raises RuntimeError while its weights are asleep."""
-        if self.model_runner.model is None:
+    def apply_model(self, func: Callable[[DecoderWeights[Any]], Any]) -> Any:
+        """Call `func` with the model: its spec and weights. Raises RuntimeError while they are asleep."""
+        if self.runtime.weights is None:
             raise RuntimeError("the model's weights are asleep")
-        return func(self.model_runner.model)
+        return func(self.runtime.weights)
 
     def check_health(self) -> None:
         """The worker answers; a worker in this process is as healthy as its caller."""

@@ -12,16 +12,16 @@ from collections.abc import Callable, Iterator
 import torch
 from workloads import WORKLOADS
 
-from corespan.core.attention.interface import AttentionMetadata
+from corespan.core.attention.interface import CPU, AttentionMetadata
 from corespan.core.attention.selection import get_attention_backend
 from corespan.core.kernels import memory
 from corespan.core.kernels.linear import BlockWeight
-from corespan.core.models.decoder import expected_tensors
-from corespan.core.models.decoder_config import DecoderConfig
 from corespan.core.models.gguf import GGUFSource
 from corespan.core.models.linear import PackedLinear
 from corespan.core.models.loader import open_checkpoint
-from corespan.core.models.registry import resolve_decoder_config
+from corespan.core.models.registry import resolve_model_spec
+from corespan.core.models.spec import ModelSpec
+from corespan.core.models.tensor_names import head_projection, layer_projections
 from corespan.core.models.tensor_source import TensorSource
 from corespan.engine.model_files.model_source import resolve_model
 
@@ -49,16 +49,6 @@ def read_bytes_per_second() -> float:
     return buffer.nbytes / min(best_seconds(buffer.sum), best_seconds(buffer.max))
 
 
-def linear_shapes(config: DecoderConfig) -> list[tuple[int, int]]:
-    """(rows out, columns in) of one layer's linear operations, merged as the engine merges them."""
-    return [
-        (config.q_size + 2 * config.kv_size, config.hidden_size),
-        (config.hidden_size, config.q_size),
-        (2 * config.intermediate_size, config.hidden_size),
-        (config.hidden_size, config.intermediate_size),
-    ]
-
-
 def layer_seconds(shapes: list[tuple[int, int]]) -> float:
     """Seconds for one layer's linear operations on GEMM_ROWS rows, weights packed by oneDNN."""
     total = 0.0
@@ -69,13 +59,13 @@ def layer_seconds(shapes: list[tuple[int, int]]) -> float:
     return total
 
 
-def weight_bytes(config: DecoderConfig, source: TensorSource) -> Iterator[tuple[str, int]]:
+def weight_bytes(spec: ModelSpec, source: TensorSource) -> Iterator[tuple[str, int]]:
     """(format, bytes of weights that one token reads): every matrix, the embedding only where it is the head too."""
-    head = "model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight"
+    layers = (each for index in range(len(spec.layers)) for each in layer_projections(spec, index))
     sizes = {
-        name: shape[0] * shape[1]
-        for name, shape in expected_tensors(config).items()
-        if len(shape) == 2 and (name == head or name.startswith("model.layers."))
+        f"{name}.weight": rows * projection.columns
+        for projection in (head_projection(spec), *layers)
+        for name, rows in zip(projection.names, projection.rows, strict=True)
     }
     elements = sum(sizes.values())
     yield "bf16", 2 * elements
@@ -86,19 +76,19 @@ def weight_bytes(config: DecoderConfig, source: TensorSource) -> Iterator[tuple[
         yield "gguf", sum(tensors[name].num_bytes if name in kept else 2 * size for name, size in sizes.items())
 
 
-def attention_bytes_per_second(config: DecoderConfig, scattered: bool) -> float:
-    """Keys and values read in a decode step's attention over all layers: ATTENTION_SEQUENCES sequences of
-    ATTENTION_CONTEXT tokens, each sequence's blocks side by side, as its prompt takes them from a fresh cache, or
-    scattered at random over the cache, among all others'."""
+def attention_bytes_per_second(spec: ModelSpec, scattered: bool) -> float:
+    """Keys and values read in a decode step's attention, over as many layers like the first as the model has:
+    ATTENTION_SEQUENCES sequences of ATTENTION_CONTEXT tokens, each sequence's blocks side by side, as its prompt takes
+    them from a fresh cache, or scattered at random over the cache, among all others'."""
     count, context = ATTENTION_SEQUENCES, ATTENTION_CONTEXT
-    heads = (config.num_heads, config.num_kv_heads, config.head_dim)
-    backend_type = get_attention_backend(config.head_dim, BLOCK_SIZE, torch.bfloat16, heads[0] // heads[1])
-    backend = backend_type(*heads, config.head_dim**-0.5, BLOCK_SIZE, torch.bfloat16)
+    attention = spec.layers[0].attention
+    backend = get_attention_backend(attention, BLOCK_SIZE, torch.bfloat16, CPU)
     blocks = -(-context // BLOCK_SIZE)
-    caches = [backend.allocate(count * blocks + 1) for _ in range(config.num_layers)]
+    caches = [backend.allocate(count * blocks + 1) for _ in spec.layers]
     for cache in caches:
         cache.fill_(0.5)
-    q, k, v = (torch.randn(count, n, config.head_dim).bfloat16() for n in (heads[0], heads[1], heads[1]))
+    heads = (attention.num_heads, attention.num_kv_heads, attention.num_kv_heads)
+    q, k, v = (torch.randn(count, n, attention.head_dim).bfloat16() for n in heads)
     number = count * blocks
     order = torch.randperm(number, generator=torch.Generator().manual_seed(0)) if scattered else torch.arange(number)
     table = order.int().view(count, blocks) + 1
@@ -120,20 +110,20 @@ def attention_bytes_per_second(config: DecoderConfig, scattered: bool) -> float:
         for cache in caches:
             backend.forward(q, k, v, cache, metadata)
 
-    kv_bytes = 2 * count * context * config.kv_size * torch.bfloat16.itemsize * config.num_layers
+    kv_bytes = 2 * count * context * attention.kv_size * torch.bfloat16.itemsize * len(spec.layers)
     return kv_bytes / best_seconds(attend, 2.0)
 
 
 def main() -> None:
     source_of = resolve_model(sys.argv[1], with_tokenizer=False)
-    config = resolve_decoder_config(source_of.hf_config)
-    shapes = linear_shapes(config)
+    spec = resolve_model_spec(source_of.hf_config)
+    shapes = [projection.shape for projection in layer_projections(spec, 0)]
     with open_checkpoint(source_of.path) as source:
-        bytes_by_format = dict(weight_bytes(config, source))
+        bytes_by_format = dict(weight_bytes(spec, source))
     with torch.inference_mode():
         reads = read_bytes_per_second()
         seconds = layer_seconds(shapes)
-        attention, scattered = (attention_bytes_per_second(config, scattered) for scattered in (False, True))
+        attention, scattered = (attention_bytes_per_second(spec, scattered) for scattered in (False, True))
     layer_weights = sum(out * width for out, width in shapes)
     measured = {
         "memory_read_GB_s": round(reads / 1e9, 1),
@@ -142,7 +132,7 @@ def main() -> None:
         "attention_share_of_read": round(attention / reads, 2),
         "scattered_attention_GB_s": round(scattered / 1e9, 1),
         "scattered_attention_share_of_read": round(scattered / reads, 2),
-        WORKLOADS["prefill"].unit: round(GEMM_ROWS / (config.num_layers * seconds), 1),
+        WORKLOADS["prefill"].unit: round(GEMM_ROWS / (len(spec.layers) * seconds), 1),
     }
     for name, size in bytes_by_format.items():
         summary = {"engine": f"machine's limit, {name}", "weight_MB": round(size / 1e6, 1)}

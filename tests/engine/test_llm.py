@@ -306,7 +306,7 @@ def test_sleeping_with_abort_hands_out_the_aborted_outputs(make_llm: Any, multip
 
 def test_collective_rpc_and_apply_model_reach_the_worker_in_process(llm: LLM) -> None:
     assert llm.collective_rpc(lambda worker, one: (type(worker).__name__, one), args=(1,)) == [("Worker", 1)]
-    assert llm.apply_model(lambda model: type(model).__name__) == ["Decoder"]
+    assert llm.apply_model(lambda model: type(model).__name__) == ["DecoderWeights"]
 
 
 def test_metrics_need_statistics(llm: LLM) -> None:

@@ -8,6 +8,7 @@ import torch
 from corespan.core.attention.interface import AttentionMetadata
 from corespan.core.attention.native import NativeAttentionBackend
 from corespan.core.attention.torch_backend import TorchAttentionBackend
+from corespan.core.models.spec import AttentionSpec
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
 
@@ -45,8 +46,10 @@ class Case:
                  window: int | None = None, block_size: int = 16) -> None:  # fmt: skip
         self.generator = torch.Generator().manual_seed(0)
         self.heads, self.dtype = heads, dtype
-        shape = (*heads, heads[2] ** -0.5, block_size, dtype, window)
-        self.backends = [NativeAttentionBackend(*shape), TorchAttentionBackend(*shape)]
+        spec = AttentionSpec(*heads, scale=heads[2] ** -0.5, rotary=None, window=window)
+        self.backends = [
+            backend(spec, block_size, dtype) for backend in (NativeAttentionBackend, TorchAttentionBackend)
+        ]
         everything = make_metadata(contexts, contexts, block_size, self.generator)
         num_blocks = int(everything.block_table.max()) + 1
         self.caches = [backend.allocate(num_blocks) for backend in self.backends]

@@ -14,8 +14,10 @@ from tiny_models import VARIANTS, build_tiny_model
 
 from corespan.core.attention.native import NativeAttentionBackend
 from corespan.core.attention.torch_backend import TorchAttentionBackend
+from corespan.core.kernels import library
+from corespan.core.models.registry import resolve_model_spec
+from corespan.core.runtime import cpu_torch
 from corespan.core.scheduler.runner_messages import NewRequestData
-from corespan.core.worker import model_runner
 from corespan.core.worker.worker import Worker
 from corespan.protocol.params import SamplingParams
 
@@ -43,12 +45,12 @@ def family(request: pytest.FixtureRequest, variant: tuple[Path, Any]) -> Iterato
     folder, reference = variant
     hf_config = json.loads((folder / "config.json").read_text())
     backend = BACKENDS[request.param]
-    head_dim = reference.config.head_dim if hasattr(reference.config, "head_dim") else 16
-    group_size = hf_config["num_attention_heads"] // hf_config["num_key_value_heads"]
-    if not backend.supports(head_dim, 16, torch.float32, group_size):
-        pytest.skip("no native kernels")
+    if backend is NativeAttentionBackend:
+        attention = resolve_model_spec(hf_config).layers[0].attention
+        if not library.is_available() or NativeAttentionBackend.obstacle(attention, 16, torch.float32):
+            pytest.skip("no native kernels")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(model_runner, "get_attention_backend", lambda *shape: backend)
+        patch.setattr(cpu_torch, "get_attention_backend", lambda spec, size, dtype, device: backend(spec, size, dtype))
         worker = Worker(make_vllm_config(str(folder), hf_config))
     rng = np.random.default_rng(3)
     prompts = [rng.integers(0, hf_config["vocab_size"], length).tolist() for length in PROMPT_LENGTHS]
@@ -66,16 +68,13 @@ def engine_logits(
     family: Family, token_ids: list[int], chunks: list[int], block_ids: list[int], computed: int = 0
 ) -> torch.Tensor:
     """Logits of every position from `computed` on, computed chunk by chunk."""
-    runner = family.worker.model_runner
-    batch, model = runner.batch, runner.model
-    assert model is not None
+    batch, runtime = family.worker.model_runner.batch, family.worker.runtime
     params = SamplingParams(temperature=0)
     batch.add(NewRequestData("probe", token_ids, len(token_ids), params, 0, [block_ids], computed))
     logits = []
     for chunk in chunks:
         inputs = batch.prepare({"probe": chunk})
-        hidden = model.forward(inputs.input_ids, runner.kv_caches, inputs.metadata)
-        logits.append(model.compute_logits(hidden).clone())
+        logits.append(runtime.logits(runtime.forward(inputs.input_ids, inputs.metadata)).clone())
     batch.remove("probe")
     return torch.cat(logits)
 

@@ -11,10 +11,10 @@ from safetensors.torch import load_file, save_file
 from step_driver import StepDriver, make_vllm_config
 from tiny_models import build_tiny_model
 
-from corespan.core.models.decoder import expected_tensors
 from corespan.core.models.loader import open_checkpoint
-from corespan.core.models.registry import resolve_decoder_config
-from corespan.core.worker import memory
+from corespan.core.models.registry import resolve_model_spec
+from corespan.core.models.tensor_names import expected_tensors
+from corespan.core.runtime import cpu_memory
 from corespan.core.worker.worker import Worker
 
 PROMPT = list(range(5, 25))
@@ -79,10 +79,10 @@ def test_any_stored_dtype_serves_any_engine_dtype(
     llama: Any, rewrite: Any, tmp_path: Path, stored: torch.dtype, dtype: str
 ) -> None:
     rewrite(lambda tensors: tensors.update({name: tensor.to(stored) for name, tensor in tensors.items()}))
-    model = Worker(make_vllm_config(str(tmp_path), llama[1], dtype=dtype)).model_runner.model
-    assert model is not None
+    weights = Worker(make_vllm_config(str(tmp_path), llama[1], dtype=dtype)).runtime.weights
+    assert weights is not None
     source = load_file(llama[0] / "model.safetensors")["model.embed_tokens.weight"]
-    assert model.embed_weight.equal(source.to(stored).to(getattr(torch, dtype)))
+    assert weights.embedding.equal(source.to(stored).to(getattr(torch, dtype)))
     assert len(continuation(tmp_path, llama[1], dtype)) == 8
 
 
@@ -206,7 +206,7 @@ def test_a_tied_head_may_be_stored_as_well(llama: Any, tmp_path: Path) -> None:
 
 
 def test_a_model_too_large_is_refused_with_figures_before_loading(llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "available_memory", lambda: 100 << 20)
+    monkeypatch.setattr(cpu_memory, "available_memory", lambda: 100 << 20)
     huge = {**llama[1], "hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80}
     with pytest.raises(ValueError, match=r"needs \d{2,}\.\d\d GiB .*float32, and only 0\.10 GiB"):
         load(llama[0], huge)
@@ -214,13 +214,13 @@ def test_a_model_too_large_is_refused_with_figures_before_loading(llama: Any, mo
 
 def test_an_unknown_architecture_is_named_with_the_known_ones(llama: Any) -> None:
     with pytest.raises(ValueError, match="MambaForCausalLM is not supported; known are LlamaForCausalLM, Mistral"):
-        resolve_decoder_config({**llama[1], "architectures": ["MambaForCausalLM"]})
+        resolve_model_spec({**llama[1], "architectures": ["MambaForCausalLM"]})
 
 
 def test_a_config_without_a_needed_key_is_refused_with_its_name(llama: Any) -> None:
     hf_config = {key: value for key, value in llama[1].items() if key != "intermediate_size"}
     with pytest.raises(ValueError, match="no 'intermediate_size', which LlamaForCausalLM needs"):
-        resolve_decoder_config(hf_config)
+        resolve_model_spec(hf_config)
 
 
 @pytest.mark.parametrize(
@@ -234,7 +234,7 @@ def test_a_config_without_a_needed_key_is_refused_with_its_name(llama: Any) -> N
 )
 def test_what_the_decoder_cannot_do_is_refused(llama: Any, change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        resolve_decoder_config({**llama[1], **change})
+        resolve_model_spec({**llama[1], **change})
 
 
 def test_older_rope_keys_mean_the_same_as_the_newer_ones(llama: Any) -> None:
@@ -242,10 +242,10 @@ def test_older_rope_keys_mean_the_same_as_the_newer_ones(llama: Any) -> None:
     scaling = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
     older = {**base, "rope_theta": 5e5, "rope_scaling": {"type": "llama3", **scaling}}
     newer = {**base, "rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, **scaling}}
-    assert resolve_decoder_config(older) == resolve_decoder_config(newer)
+    assert resolve_model_spec(older) == resolve_model_spec(newer)
 
 
 def test_expected_tensors_are_what_transformers_saves(llama: Any) -> None:
     saved = load_file(llama[0] / "model.safetensors")
-    expected = expected_tensors(resolve_decoder_config(llama[1]))
+    expected = expected_tensors(resolve_model_spec(llama[1]))
     assert expected == {name: tuple(tensor.shape) for name, tensor in saved.items()}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from corespan.core.models.registry import resolve_decoder_config
+from corespan.core.models.registry import resolve_model_spec
 from corespan.core.models.rotary import inverse_frequencies
 from corespan.shared.rope_config import override_config, read_rope_config
 
@@ -74,11 +74,12 @@ def theirs(family: str, given: dict[str, Any]) -> torch.Tensor | None:
 def ours(family: str, given: dict[str, Any]) -> torch.Tensor | None:
     """None where the settings are refused, by name."""
     try:
-        config = resolve_decoder_config({**SHAPE, "architectures": [f"{family}ForCausalLM"], **given})
+        spec = resolve_model_spec({**SHAPE, "architectures": [f"{family}ForCausalLM"], **given})
     except ValueError as error:
         assert NAMES.search(str(error)), error
         return None
-    return inverse_frequencies(config.rope, config.head_dim)
+    rotary = spec.layers[0].attention.rotary
+    return None if rotary is None else inverse_frequencies(rotary)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -14,7 +14,7 @@ from tiny_models import build_tiny_model
 
 from corespan.core.attention.torch_backend import TorchAttentionBackend
 from corespan.core.executor.uniproc_executor import UniProcExecutor
-from corespan.core.worker import memory
+from corespan.core.runtime import cpu_memory
 from corespan.core.worker.worker import Worker
 
 PROMPT = [(5 * i) % 300 for i in range(35)]
@@ -46,15 +46,15 @@ def test_sleep_lets_go_of_the_memory_it_promises(make_worker: Callable[..., Work
     worker = make_worker()
     driver = StepDriver(worker, num_blocks=32)
     answer(driver, "r")
-    runner = worker.model_runner
-    cache, model = weakref.ref(runner.kv_caches[0]), weakref.ref(runner.model)
+    runtime = worker.runtime
+    cache, weights = weakref.ref(runtime.kv_caches[0]), weakref.ref(runtime.weights)
     worker.sleep(1)
     gc.collect()
     assert cache() is None
-    assert model() is runner.model
+    assert weights() is runtime.weights
     worker.sleep(2)
     gc.collect()
-    assert model() is None
+    assert weights() is None
 
 
 def test_waking_piece_by_piece_ends_the_sleep_with_the_last(make_worker: Callable[..., Worker]) -> None:
@@ -90,9 +90,9 @@ def test_dropping_the_executor_frees_model_and_cache(llama: Any) -> None:
     executor = UniProcExecutor(make_vllm_config(str(llama[0]), llama[1]))
     assert executor.driver_worker is not None
     answer(StepDriver(executor.driver_worker, num_blocks=32), "r")
-    runner = executor.driver_worker.model_runner
-    alive = [weakref.ref(thing) for thing in (executor, runner, runner.model, runner.kv_caches[0])]
-    del executor, runner
+    runtime = executor.driver_worker.runtime
+    alive = [weakref.ref(thing) for thing in (executor, runtime, runtime.weights, runtime.kv_caches[0])]
+    del executor, runtime
     gc.collect()
     assert [ref() for ref in alive] == [None] * 4
 
@@ -128,22 +128,22 @@ def test_a_profile_is_written_where_the_prefix_says(
 
 def test_block_bytes_are_what_a_block_takes(worker: Worker) -> None:
     worker.initialize_kv_cache(10)
-    caches = worker.model_runner.kv_caches
+    caches = worker.runtime.kv_caches
     assert worker.kv_block_bytes() * 10 == sum(cache.numel() * cache.itemsize for cache in caches)
 
 
 def test_the_cache_gets_half_of_what_is_free_less_what_a_step_needs(
     worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("corespan.core.worker.worker.available_memory", lambda: 10 << 30)
-    step = memory.activation_bytes(worker.model_runner.config, torch.float32, 4096, 32)
+    monkeypatch.setattr(cpu_memory, "available_memory", lambda: 10 << 30)
+    step = cpu_memory.activation_bytes(worker.runtime.spec, torch.float32, 4096, 32)
     assert worker.determine_available_memory() == int((10 << 30) * 0.5 * 0.92) - step
-    monkeypatch.setattr("corespan.core.worker.worker.available_memory", lambda: 1 << 10)
+    monkeypatch.setattr(cpu_memory, "available_memory", lambda: 1 << 10)
     assert worker.determine_available_memory() == 0
 
 
 def test_more_query_heads_to_a_kv_head_than_the_kernels_take_are_left_to_torch(tmp_path: Path) -> None:
     build_tiny_model(tmp_path, "llama_with_64_heads_to_one")
     worker = Worker(make_vllm_config(str(tmp_path), json.loads((tmp_path / "config.json").read_text())))
-    assert worker.model_runner.attention_backend is TorchAttentionBackend
+    assert isinstance(worker.runtime.attention[0], TorchAttentionBackend)
     assert len(answer(StepDriver(worker, num_blocks=32), "r")) == 8

@@ -1,4 +1,4 @@
-"""A worker with a tiny random Llama, shared by the tests of this room: remove what you add."""
+"""A worker with a tiny random Llama, shared by the tests of models, runtimes and workers: remove what you add."""
 
 import json
 from collections.abc import Callable, Iterator

@@ -12,7 +12,7 @@ from step_driver import StepDriver, make_vllm_config
 from tiny_models import build_model, build_tiny_model
 
 from corespan.core.kernels import library
-from corespan.core.models.native_decoder import NativeDecoder
+from corespan.core.runtime.cpu_native import NativeRuntime
 from corespan.core.worker.worker import Worker
 
 PROMPT = [(13 * i) % 320 for i in range(47)]
@@ -65,7 +65,7 @@ def test_machines_with_amx_keep_the_native_kernels_and_the_promise(
 ) -> None:
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
     for quantization in (None, "int8"):
-        assert isinstance(make_worker(model_dir, quantization=quantization).model_runner.model, NativeDecoder)
+        assert isinstance(make_worker(model_dir, quantization=quantization).runtime, NativeRuntime)
 
 
 @needs_kernels
@@ -73,7 +73,7 @@ def test_blocks_and_shapes_that_no_kernel_takes_are_refused(model_dir: Path, tmp
     with pytest.raises(ValueError, match="block_size is 8; use a multiple of 16"):
         make_worker(model_dir, block_size=8)
     build_model(tmp_path, "Llama", {"head_dim": 24})
-    with pytest.raises(ValueError, match=r"head_dim 24.*multiples of 16"):
+    with pytest.raises(ValueError, match=r"head_dim 24.*multiple of 16"):
         make_worker(tmp_path)
 
 
@@ -90,21 +90,19 @@ class LogitsDriver(StepDriver):
         self.logits: dict[str, list[np.ndarray]] = {}
 
     def step(self, chunks):  # type: ignore[no-untyped-def]
-        model = self.worker.model_runner.model
-        assert model is not None
-        computed: list[np.ndarray] = []
-        compute = type(model).compute_logits
+        runtime, computed = self.worker.runtime, []
+        compute = runtime.logits
 
         def keeping(hidden: torch.Tensor) -> torch.Tensor:
-            logits = compute(model, hidden)
+            logits = compute(hidden)
             computed.append(logits.numpy().copy())
             return logits
 
-        model.compute_logits = keeping  # type: ignore[method-assign]
+        runtime.logits = keeping  # type: ignore[method-assign]
         try:
             output = super().step(chunks)
         finally:
-            del model.compute_logits
+            del runtime.logits
         for req_id, row in zip(output.req_ids, computed[0] if computed else (), strict=True):
             self.logits.setdefault(req_id, []).append(row)
         return output

@@ -1,4 +1,4 @@
-"""The recorded native decoder in bfloat16: as near to float32 as the plain one, and the same bits in any company."""
+"""The native runtime in bfloat16: as near to float32 as the reference, and the same bits in any company."""
 
 import json
 from dataclasses import replace
@@ -10,8 +10,8 @@ import torch
 from step_driver import StepDriver, make_vllm_config
 from tiny_models import build_tiny_model
 
-from corespan.core.models.decoder import Decoder
-from corespan.core.models.native_decoder import NativeDecoder
+from corespan.core.runtime.cpu_native import NativeRuntime
+from corespan.core.runtime.cpu_torch import TorchRuntime
 from corespan.core.scheduler.runner_messages import NewRequestData
 from corespan.core.worker.worker import Worker
 from corespan.protocol.params import SamplingParams
@@ -48,7 +48,7 @@ def make_worker(model_dir: Path, dtype: str, quantization: str | None = None) ->
 @pytest.fixture(scope="module")
 def native(model_dir: Path) -> Worker:
     worker = make_worker(model_dir, "bfloat16")
-    if not isinstance(worker.model_runner.model, NativeDecoder):
+    if not isinstance(worker.runtime, NativeRuntime):
         pytest.skip("no native kernels for bfloat16")
     return worker
 
@@ -72,7 +72,7 @@ def test_native_bfloat16_is_as_near_to_float32_as_torch(
     found = np.concatenate(prompt_logprobs(native, prompts))
     monkeypatch.setenv("CORESPAN_CPU_ISA", "none")
     plain, exact = make_worker(model_dir, "bfloat16"), make_worker(model_dir, "float32")
-    assert type(plain.model_runner.model) is Decoder
+    assert isinstance(plain.runtime, TorchRuntime)
     truth = np.concatenate(prompt_logprobs(exact, prompts))
     torch_error = np.abs(np.concatenate(prompt_logprobs(plain, prompts)) - truth)
     error = np.abs(found - truth)
@@ -100,7 +100,7 @@ def test_native_logits_are_the_same_bits_alone(native: Worker, prompts: list[lis
 @torch.inference_mode()
 def test_states_of_some_tokens_are_the_same_bits_as_those_of_all(native: Worker, rows: list[int]) -> None:
     native.initialize_kv_cache(32)
-    runner, lengths = native.model_runner, {"a": 1, "b": 1, "c": 20, "d": 33}
+    runner, runtime, lengths = native.model_runner, native.runtime, {"a": 1, "b": 1, "c": 20, "d": 33}
     tokens = np.random.default_rng(7).integers(0, 320, 33).tolist()
     for index, (req_id, length) in enumerate(lengths.items()):
         blocks = [1 + 3 * index, 2 + 3 * index, 3 + 3 * index]
@@ -108,13 +108,12 @@ def test_states_of_some_tokens_are_the_same_bits_as_those_of_all(native: Worker,
     inputs = runner.batch.prepare(lengths)
 
     def states(output_rows: torch.Tensor | None) -> torch.Tensor:
-        model = runner.model
-        assert model is not None
         metadata = replace(inputs.metadata)  # another step, as far as the model can tell
-        return model.forward(inputs.input_ids, runner.kv_caches, metadata, output_rows).clone()
+        return runtime.forward(inputs.input_ids, metadata, output_rows).clone()
 
     every = states(None)
-    for cache in runner.kv_caches:
+    assert isinstance(runtime, NativeRuntime)
+    for cache in runtime.kv_caches:
         cache.zero_()
     some = states(torch.tensor(rows, dtype=torch.int64))
     for req_id in lengths:
@@ -127,7 +126,7 @@ def test_native_logits_are_the_same_bits_in_steps_that_threads_share_out_by_rows
     model_dir: Path, quantization: str | None
 ) -> None:
     worker = make_worker(model_dir, "bfloat16", quantization)
-    if not isinstance(worker.model_runner.model, NativeDecoder):
+    if not isinstance(worker.runtime, NativeRuntime):
         pytest.skip("no native kernels for bfloat16")
     rng = np.random.default_rng(6)
     prompts = [rng.integers(0, 320, length).tolist() for length in (200, 241, 240, 199, 231)]

@@ -1,0 +1,96 @@
+"""How each matrix of a model is kept and what that takes, decided once: the worker counts by the plan before anything
+is loaded, and the loader builds by it. A runtime says how it keeps one product; `plan_weights` asks it about all."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+import torch
+
+from ..kernels.linear import Rows
+from .spec import ModelSpec
+from .tensor_names import Projection, head_projection, layer_projections, vectors
+from .tensor_source import TensorSource
+
+Matrix = TypeVar("Matrix", covariant=True)
+
+
+class BuildMatrix(Protocol[Matrix]):
+    """Packs, quantises or copies a matrix of `rows` ([n, k]) with its bias ([n]), a slab of rows at a time."""
+
+    def __call__(self, rows: Rows, bias: torch.Tensor | None, /) -> Matrix: ...
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixPlan(Generic[Matrix]):
+    """One product: it takes `num_bytes` for good, and `loading_bytes` more while it is read.
+
+    from_blocks: it is built from the file's own blocks, as they lie there, and not from values of the engine's dtype.
+    """
+
+    projection: Projection
+    build: BuildMatrix[Matrix]
+    num_bytes: int
+    loading_bytes: int
+    from_blocks: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LayerPlan(Generic[Matrix]):
+    qkv: MatrixPlan[Matrix]
+    o: MatrixPlan[Matrix]
+    gate_up: MatrixPlan[Matrix]
+    down: MatrixPlan[Matrix]
+
+
+@dataclass(frozen=True, slots=True)
+class WeightPlan(Generic[Matrix]):
+    """A whole model's. A tied head is held a second time, as a product."""
+
+    spec: ModelSpec
+    dtype: torch.dtype
+    layers: tuple[LayerPlan[Matrix], ...]
+    head: MatrixPlan[Matrix]
+
+    @property
+    def num_bytes(self) -> int:
+        """What the model takes once it is loaded."""
+        plain = self.spec.vocab_size * self.spec.hidden_size + sum(size for _, size in vectors(self.spec))
+        return plain * self.dtype.itemsize + sum(matrix.num_bytes for matrix in self._matrices())
+
+    @property
+    def peak_bytes(self) -> int:
+        """What it takes at most while it is loaded."""
+        return self.num_bytes + max(matrix.loading_bytes for matrix in self._matrices())
+
+    def _matrices(self) -> Iterator[MatrixPlan[Matrix]]:
+        yield self.head
+        for layer in self.layers:
+            yield from (layer.qkv, layer.o, layer.gate_up, layer.down)
+
+
+def plan_weights(
+    spec: ModelSpec,
+    dtype: torch.dtype,
+    quantization: str | None,
+    source: TensorSource,
+    plan_matrix: Callable[[Projection, str | None], MatrixPlan[Matrix]],
+) -> WeightPlan[Matrix]:
+    """plan_matrix: given a projection and, for "gguf", the kind of block that all its parts lie in, if they lie in one.
+
+    Raises ValueError for "gguf" of another file.
+    """
+    if quantization == "gguf" and not source.block_kinds:
+        raise ValueError(f"quantization 'gguf' needs a .gguf file; {source.path} is none")
+    kinds = source.block_kinds if quantization == "gguf" else {}
+
+    def plan(projection: Projection) -> MatrixPlan[Matrix]:
+        return plan_matrix(projection, _common_kind(projection, kinds))
+
+    layers = tuple(LayerPlan(*map(plan, layer_projections(spec, index))) for index in range(len(spec.layers)))
+    return WeightPlan(spec, dtype, layers, plan(head_projection(spec)))
+
+
+def _common_kind(projection: Projection, kinds: Mapping[str, str]) -> str | None:
+    found = {kinds.get(f"{name}.weight") for name in projection.names}
+    return found.pop() if len(found) == 1 else None

@@ -1,0 +1,212 @@
+"""The runtime on the native kernels: a whole step is one recorded list of operations, run in one parallel region."""
+
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import torch
+
+from ..attention.interface import AttentionMetadata
+from ..attention.native import NativeAttentionBackend
+from ..kernels import library, memory
+from ..kernels.linear import (
+    BLOCK_BYTES,
+    PANEL,
+    SILU_MUL,
+    STORE,
+    BlockWeight,
+    Int8Weight,
+    PackedWeight,
+    loading_bytes,
+)
+from ..models.spec import ModelSpec
+from ..models.tensor_names import Projection
+from ..models.tensor_source import TensorSource
+from ..models.weight_plan import MatrixPlan, WeightPlan, plan_weights
+from ..models.weights import DecoderWeights, PromptEmbeds, load_weights
+from . import cpu_memory
+from .native_program import DecoderProgram, HeadProgram
+
+_FIRST_CAPACITY = 64
+_FIRST_POSITIONS = 1024
+_EPILOGUES = {None: STORE, "silu": SILU_MUL}
+"""What may follow a product, by its activation."""
+
+
+class NativeRuntime:
+    """See `Runtime`. Activations are bfloat16, and a token's bits do not depend on what else is in the batch: sums are
+    taken in an order of each token's own, along a row of weights, and along the context at fixed places."""
+
+    def __init__(self, spec: ModelSpec, dtype: torch.dtype, block_size: int, quantization: str | None = None) -> None:
+        self.spec = spec
+        self.dtype = dtype
+        self.quantization = quantization
+        self.weights: DecoderWeights[PackedWeight] | None = None
+        kinds = {layer.attention for layer in spec.layers}
+        backends = {kind: NativeAttentionBackend(kind, block_size, dtype) for kind in kinds}
+        self.attention = [backends[layer.attention] for layer in spec.layers]
+        self.kv_caches: list[torch.Tensor] = []
+        self._program: DecoderProgram | None = None
+        self._head: HeadProgram | None = None
+        self._metadata: AttentionMetadata | None = None  # of the step that the program has entered
+        self._query_metadata: AttentionMetadata | None = None
+        self._picks: torch.Tensor | None = None  # which of the program's states were asked for, where it has more
+        self._result = torch.empty(0)
+
+    @staticmethod
+    def obstacle(spec: ModelSpec, dtype: torch.dtype, block_size: int) -> str | None:
+        """What keeps the native kernels from running this model, and what to change; None where they can."""
+        if dtype != torch.bfloat16:
+            name = str(dtype).removeprefix("torch.")
+            return f"dtype is {name}, which the native kernels do not multiply with; use dtype='bfloat16'"
+        if not library.is_available():
+            return (
+                "the native kernels are not built or switched off; build them and leave CORESPAN_CPU_ISA other than "
+                "'none'"
+            )
+        if missing := _missing_kernels(spec):
+            return f"no native kernel computes {', '.join(missing)}"
+        for layer in spec.layers:
+            sizes = (spec.hidden_size, layer.attention.q_size, layer.mlp.inner_size)
+            if any(size % 16 for size in sizes):
+                return (
+                    f"no native kernel multiplies with hidden_size {sizes[0]}, {sizes[1]} channels of queries and "
+                    f"intermediate_size {sizes[2]}; each must be a multiple of 16"
+                )
+            if obstacle := NativeAttentionBackend.obstacle(layer.attention, block_size, dtype):
+                return obstacle
+        return None
+
+    def plan(self, source: TensorSource) -> WeightPlan[PackedWeight]:
+        return plan_weights(self.spec, self.dtype, self.quantization, source, self._plan_matrix)
+
+    def _plan_matrix(self, projection: Projection, block_kind: str | None) -> MatrixPlan[PackedWeight]:
+        rows, columns = projection.shape
+        padded_rows, slab = -(-rows // PANEL) * PANEL, loading_bytes(rows, columns)
+        epilogue = _EPILOGUES[projection.activation]
+        if BlockWeight.knows(block_kind):
+            num_bytes = padded_rows * columns // 32 * BLOCK_BYTES[block_kind]
+            build = partial(BlockWeight, block_kind, epilogue=epilogue)
+            return MatrixPlan(projection, build, num_bytes, slab, from_blocks=True)
+        if self.quantization == "int8":
+            return MatrixPlan(projection, partial(Int8Weight, epilogue=epilogue), padded_rows * (columns + 4), slab)
+        num_bytes = padded_rows * columns * self.dtype.itemsize
+        return MatrixPlan(projection, partial(PackedWeight, epilogue=epilogue), num_bytes, slab)
+
+    @torch.inference_mode()
+    def load(self, plan: WeightPlan[PackedWeight], source: TensorSource) -> None:
+        self._forget_programs()
+        with memory.separate():
+            self.weights = load_weights(plan, source)
+
+    def unload(self) -> None:
+        self._forget_programs()
+        self.weights = None
+
+    def available_memory(self) -> int:
+        return cpu_memory.available_memory()
+
+    def kv_budget(self, utilization: float, max_num_tokens: int, max_num_reqs: int) -> int:
+        return cpu_memory.kv_budget(self.spec, self.dtype, utilization, max_num_tokens, max_num_reqs)
+
+    def kv_block_bytes(self) -> int:
+        return sum(attention.bytes_per_block for attention in self.attention)
+
+    @torch.inference_mode()
+    def allocate_kv(self, num_blocks: int) -> None:
+        self.release_kv()
+        with memory.separate():
+            self.kv_caches = [attention.allocate(num_blocks) for attention in self.attention]
+
+    def release_kv(self) -> None:
+        self._forget_programs()
+        self.kv_caches = []
+
+    def _forget_programs(self) -> None:
+        self._program = self._head = self._metadata = None
+
+    def forward(
+        self,
+        token_ids: torch.Tensor,
+        metadata: AttentionMetadata,
+        output_rows: torch.Tensor | None = None,
+        prompt_embeds: PromptEmbeds = (),
+    ) -> torch.Tensor:
+        program = self._program
+        if metadata is not self._metadata or program is None or metadata.max_seq_len > program.num_positions:
+            program = self._enter_step(token_ids, metadata, output_rows)
+        if prompt_embeds:
+            self._run_with(program, token_ids, prompt_embeds)
+        else:
+            program.run()
+        return self._result if self._picks is None else self._result[self._picks]
+
+    @torch.inference_mode()
+    def _enter_step(
+        self, token_ids: torch.Tensor, metadata: AttentionMetadata, output_rows: torch.Tensor | None
+    ) -> DecoderProgram:
+        program = self._program_for(metadata.num_tokens, metadata.max_seq_len)
+        queries, query_metadata = torch.arange(metadata.num_tokens), metadata
+        self._picks = None
+        if output_rows is not None:
+            queries, query_metadata = _queries(output_rows, metadata)
+            if not torch.equal(queries, output_rows):
+                self._picks = torch.searchsorted(queries, output_rows)
+        program.enter_step(token_ids, metadata, queries, query_metadata)
+        self._metadata, self._query_metadata = metadata, query_metadata
+        self._result = program.output[: queries.shape[0]]
+        return program
+
+    def _program_for(self, num_tokens: int, num_positions: int) -> DecoderProgram:
+        """The program at hand, or one with more room, by doubling."""
+        program = self._program
+        if program is None or num_tokens > program.capacity or num_positions > program.num_positions:
+            assert self.weights is not None and self.kv_caches, "the model is asleep"
+            capacity = max(_FIRST_CAPACITY, 1 << (num_tokens - 1).bit_length())
+            num_positions = max(_FIRST_POSITIONS, 1 << (num_positions - 1).bit_length())
+            if program is not None:
+                capacity, num_positions = max(capacity, program.capacity), max(num_positions, program.num_positions)
+            program = DecoderProgram(self.weights, self.attention, self.kv_caches, capacity, num_positions)
+            self._program = program
+        return program
+
+    @torch.inference_mode()
+    def _run_with(self, program: DecoderProgram, token_ids: torch.Tensor, prompt_embeds: PromptEmbeds) -> None:
+        assert self.weights is not None
+        program.run(self.weights.embed(token_ids, prompt_embeds))
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        if self._head is None or hidden.shape[0] > self._head.capacity:
+            assert self.weights is not None, "the model is asleep"
+            self._head = HeadProgram(self.weights, hidden.shape[0])
+        return self._head.run(hidden)
+
+
+def _missing_kernels(spec: ModelSpec) -> list[str]:
+    """What the spec asks for and no kernel computes, by name."""
+    layers = set(spec.layers)
+    activations = {layer.mlp.activation for layer in layers} - _EPILOGUES.keys()
+    found = [f"the activation {activation}" for activation in sorted(activations)]
+    if any(layer.norms.attention_output or layer.norms.mlp_output for layer in layers):
+        found.append("norms behind attention and MLP")
+    if any(layer.attention.softcap is not None for layer in layers):
+        found.append("softcaps of attention scores")
+    if spec.logit_softcap is not None:
+        found.append("softcaps of logits")
+    return found
+
+
+def _queries(output_rows: torch.Tensor, metadata: AttentionMetadata) -> tuple[torch.Tensor, AttentionMetadata]:
+    """The tokens whose queries the last layer needs, in ascending order, and the metadata of a step of just those.
+
+    Attention takes a request's queries for its last tokens: those from the first that is asked for on.
+    """
+    ends = metadata.query_start_loc[1:].numpy()
+    rows = output_rows.numpy()
+    first = ends.astype(np.int64)
+    np.minimum.at(first, np.searchsorted(ends, rows, side="right"), rows)
+    starts = np.zeros(metadata.num_reqs + 1, dtype=np.int32)
+    np.cumsum(ends - first, out=starts[1:])
+    queries = torch.from_numpy(np.arange(starts[-1]) + np.repeat(first - starts[:-1], ends - first))
+    step = replace(metadata, query_start_loc=torch.from_numpy(starts), positions=metadata.positions[queries])
+    return queries, step

@@ -1,0 +1,157 @@
+"""The runtime in plain torch: computes everything that a `ModelSpec` can say, layer by layer. The reference for the
+others, and what serves where none of them takes the model."""
+
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from ..attention.interface import CPU, AttentionBackend, AttentionMetadata, KVCache
+from ..attention.selection import get_attention_backend
+from ..kernels import memory
+from ..kernels.linear import loading_bytes
+from ..models import ops
+from ..models.linear import DenseLinear, Int8Linear, Linear, PackedLinear
+from ..models.rotary import inverse_frequencies, rotary_tables
+from ..models.spec import ModelSpec, RotarySpec
+from ..models.tensor_names import Projection
+from ..models.tensor_source import TensorSource
+from ..models.weight_plan import MatrixPlan, WeightPlan, plan_weights
+from ..models.weights import DecoderWeights, LayerWeights, PromptEmbeds, load_weights
+from . import cpu_memory
+
+Rotary = tuple[torch.Tensor, torch.Tensor] | None
+
+
+class TorchRuntime:
+    """See `Runtime`. Tensors are on `device`; attention runs on native kernels where they take its shape."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        dtype: torch.dtype,
+        block_size: int,
+        quantization: str | None = None,
+        device: torch.device = CPU,
+    ) -> None:
+        self.spec = spec
+        self.dtype = dtype
+        self.quantization = quantization
+        self.device = device
+        self.weights: DecoderWeights[Linear] | None = None
+        kinds = {layer.attention for layer in spec.layers}
+        backends = {kind: get_attention_backend(kind, block_size, dtype, device) for kind in kinds}
+        self.attention: list[AttentionBackend] = [backends[layer.attention] for layer in spec.layers]
+        self.kv_caches: list[KVCache] = []
+        rotaries = {kind.rotary for kind in kinds if kind.rotary is not None}
+        self._frequencies = {rotary: inverse_frequencies(rotary).to(device) for rotary in rotaries}
+
+    def plan(self, source: TensorSource) -> WeightPlan[Linear]:
+        return plan_weights(self.spec, self.dtype, self.quantization, source, self._plan_matrix)
+
+    def _plan_matrix(self, projection: Projection, block_kind: str | None) -> MatrixPlan[Linear]:
+        rows, columns = projection.shape
+        slab = loading_bytes(rows, columns)
+        if self.quantization == "int8":
+            return MatrixPlan(projection, Int8Linear, rows * (columns + 4), slab)
+        num_bytes = rows * columns * self.dtype.itemsize
+        if self.device.type == "cpu" and PackedLinear.supports(self.dtype):
+            return MatrixPlan(projection, PackedLinear, num_bytes, num_bytes + slab)
+        return MatrixPlan(projection, partial(DenseLinear, device=self.device), num_bytes, slab)
+
+    @torch.inference_mode()
+    def load(self, plan: WeightPlan[Linear], source: TensorSource) -> None:
+        with memory.separate():
+            self.weights = load_weights(plan, source, self.device)
+
+    def unload(self) -> None:
+        self.weights = None
+
+    def available_memory(self) -> int:
+        return cpu_memory.available_memory()
+
+    def kv_budget(self, utilization: float, max_num_tokens: int, max_num_reqs: int) -> int:
+        return cpu_memory.kv_budget(self.spec, self.dtype, utilization, max_num_tokens, max_num_reqs)
+
+    def kv_block_bytes(self) -> int:
+        return sum(attention.bytes_per_block for attention in self.attention)
+
+    @torch.inference_mode()
+    def allocate_kv(self, num_blocks: int) -> None:
+        self.kv_caches = []
+        with memory.separate():
+            self.kv_caches = [attention.allocate(num_blocks) for attention in self.attention]
+
+    def release_kv(self) -> None:
+        self.kv_caches = []
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        token_ids: torch.Tensor,
+        metadata: AttentionMetadata,
+        output_rows: torch.Tensor | None = None,
+        prompt_embeds: PromptEmbeds = (),
+    ) -> torch.Tensor:
+        weights = self.weights
+        assert weights is not None, "the model is asleep"
+        metadata = self._on_device(metadata)
+        hidden = weights.embed(token_ids.to(self.device), prompt_embeds)
+        tables: dict[RotarySpec | None, Rotary] = {
+            rotary: rotary_tables(frequencies, metadata.positions, self.dtype)
+            for rotary, frequencies in self._frequencies.items()
+        }
+        last = len(weights.layers) - 1
+        update: torch.Tensor | None = None
+        for index, layer in enumerate(weights.layers):
+            normed = self._norm_after(update, hidden, layer.attention_norm)
+            q, k, v = self._queries_keys_values(layer, normed, tables.get(layer.spec.attention.rotary))
+            attended = self.attention[index].forward(q, k, v, self.kv_caches[index], metadata)
+            update = attended.view(len(attended), -1)
+            if index == last and output_rows is not None:
+                update, hidden = update[output_rows], hidden[output_rows]
+            update = self._normed(layer.o(update), layer.attention_output_norm)
+            normed = self._norm_after(update, hidden, layer.mlp_norm)
+            update = layer.down(ops.gated(layer.gate_up(normed), layer.spec.mlp.activation))
+            update = self._normed(update, layer.mlp_output_norm)
+        return hidden if update is None else hidden.add_(update)
+
+    @torch.inference_mode()
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        weights = self.weights
+        assert weights is not None, "the model is asleep"
+        logits = weights.head(ops.rms_norm(hidden, weights.norm, self.spec.rms_norm_eps)).float()
+        cap = self.spec.logit_softcap
+        return logits if cap is None else ops.softcap(logits, cap)
+
+    def _queries_keys_values(
+        self, layer: LayerWeights[Linear], x: torch.Tensor, rotary: Rotary
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """x: [num_tokens, hidden_size]. Returns the heads of each, [num_tokens, n, head_dim]."""
+        spec = layer.spec.attention
+        num_rotated = spec.num_heads + spec.num_kv_heads
+        heads = layer.qkv(x).view(len(x), -1, spec.head_dim)
+        rotated, v = heads[:, :num_rotated], heads[:, num_rotated:]
+        if layer.q_norm is not None and layer.k_norm is not None:
+            q, k = rotated.split((spec.num_heads, spec.num_kv_heads), dim=1)
+            eps = self.spec.rms_norm_eps
+            rotated = torch.cat((ops.rms_norm(q, layer.q_norm, eps), ops.rms_norm(k, layer.k_norm, eps)), dim=1)
+        if rotary is not None:
+            rotated = ops.rotate(rotated, *rotary)
+        q, k = rotated.split((spec.num_heads, spec.num_kv_heads), dim=1)
+        return q, k, v
+
+    def _norm_after(self, update: torch.Tensor | None, residual: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """Adds what the part before gave, in place, and returns the norm of the sum."""
+        if update is not None:
+            residual.add_(update)
+        return ops.rms_norm(residual, weight, self.spec.rms_norm_eps)
+
+    def _normed(self, x: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
+        return x if weight is None else ops.rms_norm(x, weight, self.spec.rms_norm_eps)
+
+    def _on_device(self, metadata: AttentionMetadata) -> AttentionMetadata:
+        if self.device.type == "cpu":
+            return metadata
+        tensors = ("query_start_loc", "seq_lens", "block_table", "slot_mapping", "positions")
+        return replace(metadata, **{name: getattr(metadata, name).to(self.device) for name in tensors})

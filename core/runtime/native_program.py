@@ -1,0 +1,260 @@
+"""A decoder as one recorded list of native operations over buffers of its own: what `NativeRuntime` runs."""
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ..attention.interface import AttentionMetadata
+from ..attention.native import NativeAttentionBackend, fill_step
+from ..kernels import library, memory
+from ..kernels.linear import PANEL, PackedWeight, QuantizedRows
+from ..models.rotary import inverse_frequencies, rotary_table
+from ..models.spec import RotarySpec
+from ..models.weights import DecoderWeights, LayerWeights
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """What the operations of one layer read and write."""
+
+    weights: LayerWeights[PackedWeight]
+    attention: NativeAttentionBackend
+    kv_cache: torch.Tensor
+    cos_sin: torch.Tensor | None
+
+
+class DecoderProgram:
+    """Runs steps of up to `capacity` tokens at positions below `num_positions`. A recording holds addresses, so other
+    weights, caches or sizes need another program.
+
+    `output`: [capacity, hidden_size], the states of the last step's queries.
+    """
+
+    def __init__(
+        self,
+        weights: DecoderWeights[PackedWeight],
+        attention: Sequence[NativeAttentionBackend],
+        kv_caches: Sequence[torch.Tensor],
+        capacity: int,
+        num_positions: int,
+    ) -> None:
+        spec, self._dtype = weights.spec, weights.dtype
+        self.capacity, self.num_positions = capacity, num_positions
+        self._eps = spec.rms_norm_eps
+        self._block_size = attention[0].block_size
+        self._num_tokens, self._num_rows = library.Int(), library.Int()
+        self._tokens, self._rows = ctypes.addressof(self._num_tokens), ctypes.addressof(self._num_rows)
+        self._step, self._query_step = library.Step(), library.Step()
+        self._query_rows = torch.empty(capacity, dtype=torch.int64)
+
+        q_sizes = {layer.attention.q_size for layer in spec.layers}
+        inner_sizes = {layer.mlp.inner_size for layer in spec.layers}
+        self._hidden, self.output, self._hidden_rows = (self._buffer(spec.hidden_size) for _ in range(3))
+        self._normed, self._update = self._buffer(spec.hidden_size), self._buffer(spec.hidden_size)
+        self._qkv = self._buffer(max(layer.attention.qkv_size for layer in spec.layers))
+        self._attended = self._buffer(max(q_sizes))
+        self._activated = self._buffer(max(inner_sizes))
+        # One scratch buffer per input width: row blocks run unsynchronised, so two products may be in flight.
+        self._quantized = {
+            width: QuantizedRows(capacity, width) for width in {spec.hidden_size, *q_sizes, *inner_sizes}
+        }
+        self._embed = library.Embed(
+            rows=self._tokens,
+            table=weights.embedding.data_ptr(),
+            out=self._hidden.data_ptr(),
+            size=spec.hidden_size,
+            dtype=library.dtype_code(self._dtype),
+        )
+        tables: dict[RotarySpec | None, torch.Tensor] = {
+            rotary: rotary_table(inverse_frequencies(rotary), num_positions, self._dtype)
+            for rotary in {layer.attention.rotary for layer in spec.layers}
+            if rotary is not None
+        }
+        layers = [
+            Layer(layer, backend, kv_cache, tables.get(backend.spec.rotary))
+            for layer, backend, kv_cache in zip(weights.layers, attention, kv_caches, strict=True)
+        ]
+        self._recording = library.Recording(self._record(layers), keep_alive=(weights, layers))
+
+    def _buffer(self, width: int) -> torch.Tensor:
+        return memory.allocate((self.capacity, width), self._dtype)
+
+    def enter_step(
+        self,
+        token_ids: torch.Tensor,
+        metadata: AttentionMetadata,
+        queries: torch.Tensor,
+        query_metadata: AttentionMetadata,
+    ) -> None:
+        """Points the recording at the step's tensors, which must outlive its runs.
+
+        queries: [n] int64, ascending, the tokens whose states are computed to the end; query_metadata: as `metadata`,
+        of a step of just those.
+        """
+        num_rows = queries.shape[0]
+        self._num_tokens.value, self._num_rows.value = metadata.num_tokens, num_rows
+        self._query_rows[:num_rows] = queries
+        self._embed.ids = token_ids.data_ptr()
+        fill_step(self._step, metadata, self._block_size)
+        fill_step(self._query_step, query_metadata, self._block_size)
+
+    def run(self, embedded: torch.Tensor | None = None) -> None:
+        """embedded: [num_tokens, hidden_size], what to begin with in place of the tokens' embeddings."""
+        if embedded is None:
+            self._recording.run()
+        else:
+            self._hidden[: embedded.shape[0]] = embedded
+            self._recording.run(first=1)
+
+    def _record(self, layers: list[Layer]) -> list[library.Operation]:
+        tokens = self._tokens
+        operations: list[library.Operation] = [self._embed]
+        chain: list[library.Operation] = []  # what every token goes through between two attentions
+        update: torch.Tensor | None = None  # what the layer before has yet to add to the hidden states
+        for layer in layers[:-1]:
+            weights = layer.weights
+            chain += [
+                self._norm(tokens, update, self._hidden, weights.attention_norm, self._normed),
+                *self._product(weights.qkv, tokens, self._normed, self._qkv),
+                self._rotary(layer, tokens, self._step, layer.kv_cache),
+            ]
+            operations += [*_in_row_blocks(tokens, chain), self._attend(layer, self._step)]
+            chain, update = self._after_attention(weights, tokens, self._hidden), self._update
+        return operations + self._last_layer(layers[-1], chain, update)
+
+    def _last_layer(
+        self, layer: Layer, chain: list[library.Operation], update: torch.Tensor | None
+    ) -> list[library.Operation]:
+        """Keys and values of every token, and all else of the tokens that are asked for."""
+        weights, tokens, rows = layer.weights, self._tokens, self._rows
+        qkv, q_size = weights.qkv, weights.spec.attention.q_size
+        first = q_size // PANEL * PANEL  # queries that share a panel with keys are computed here and again below
+        rotate_keys = self._rotary(layer, tokens, self._step, layer.kv_cache)
+        rotate_keys.qkv, rotate_keys.num_heads = self._qkv[:, q_size:].data_ptr(), 0
+        keys_and_values = [
+            self._norm(tokens, update, self._hidden, weights.attention_norm, self._normed),
+            *self._product(qkv.columns(first, qkv.n), tokens, self._normed, self._qkv[:, first:]),
+            rotate_keys,
+        ]
+        queries = [
+            self._pick_rows(self._hidden, self._hidden_rows),
+            self._norm(rows, None, self._hidden_rows, weights.attention_norm, self._normed),
+            *self._product(qkv.columns(0, q_size), rows, self._normed, self._qkv),
+            self._rotary(layer, rows, self._query_step, None),
+        ]
+        result = [
+            *self._after_attention(weights, rows, self._hidden_rows),
+            self._norm(rows, self._update, self._hidden_rows, None, self.output),
+        ]
+        return [
+            *_in_row_blocks(tokens, chain + keys_and_values),
+            *_in_row_blocks(rows, queries),
+            self._attend(layer, self._query_step),
+            *_in_row_blocks(rows, result),
+        ]
+
+    def _after_attention(
+        self, weights: LayerWeights[PackedWeight], rows: int, hidden: torch.Tensor
+    ) -> list[library.Operation]:
+        """Leaves in `_update` what is yet to be added to `hidden`."""
+        return [
+            *self._product(weights.o, rows, self._attended, self._update),
+            self._norm(rows, self._update, hidden, weights.mlp_norm, self._normed),
+            *self._product(weights.gate_up, rows, self._normed, self._activated),
+            *self._product(weights.down, rows, self._activated, self._update),
+        ]
+
+    def _product(self, weight: PackedWeight, rows: int, x: torch.Tensor, out: torch.Tensor) -> list[library.Operation]:
+        return weight.operations(rows, x, out, self._quantized[weight.k])
+
+    def _norm(
+        self, rows: int, x: torch.Tensor | None, residual: torch.Tensor, weight: torch.Tensor | None, out: torch.Tensor
+    ) -> library.RmsNorm:
+        return rms_norm(rows, x, residual, weight, out, self._eps)
+
+    def _pick_rows(self, source: torch.Tensor, out: torch.Tensor) -> library.RmsNorm:
+        """Copies the rows that are asked for."""
+        copy = rms_norm(self._rows, None, source, None, out, self._eps)
+        copy.row_index = self._query_rows.data_ptr()
+        return copy
+
+    def _rotary(self, layer: Layer, rows: int, step: library.Step, kv_cache: torch.Tensor | None) -> library.Rotary:
+        """Without a cache, of the queries alone."""
+        weights, spec = layer.weights, layer.weights.spec.attention
+        return library.Rotary(
+            rows=rows,
+            step=ctypes.addressof(step),
+            qkv=self._qkv.data_ptr(),
+            stride=self._qkv.stride(0),
+            cos_sin=_address(layer.cos_sin),
+            q_norm=_address(weights.q_norm),
+            k_norm=_address(weights.k_norm),
+            k_cache=None if kv_cache is None else kv_cache[0].data_ptr(),
+            v_cache=None if kv_cache is None else kv_cache[1].data_ptr(),
+            num_blocks=0 if kv_cache is None else kv_cache.shape[2],
+            num_heads=spec.num_heads,
+            num_kv_heads=spec.num_kv_heads,
+            head_dim=spec.head_dim,
+            rotary_dim=0 if spec.rotary is None else spec.rotary.dim,
+            eps=self._eps,
+            dtype=library.dtype_code(self._dtype),
+        )
+
+    def _attend(self, layer: Layer, step: library.Step) -> library.Attention:
+        return layer.attention.operation(step, self._qkv, layer.kv_cache, self._attended)
+
+
+class HeadProgram:
+    """The final norm and the head, recorded for up to `capacity` states."""
+
+    def __init__(self, weights: DecoderWeights[PackedWeight], capacity: int) -> None:
+        spec = weights.spec
+        self.capacity = capacity
+        self._num_rows = library.Int()
+        rows = ctypes.addressof(self._num_rows)
+        normed = memory.allocate((capacity, spec.hidden_size), weights.dtype)
+        scratch = QuantizedRows(capacity, spec.hidden_size)
+        self._logits = memory.allocate((capacity, spec.vocab_size), torch.float32)
+        self._norm = rms_norm(rows, None, normed, weights.norm, normed, spec.rms_norm_eps)
+        product = weights.head.operations(rows, normed, self._logits, scratch)
+        self._recording = library.Recording([self._norm, *product], keep_alive=(weights, normed, scratch))
+        self._hidden = self._result = torch.empty(0)
+
+    def run(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden: [n, hidden_size]. Returns [n, vocab_size] float32, overwritten by the next run."""
+        if hidden is not self._hidden:
+            self._norm.residual, self._num_rows.value = hidden.data_ptr(), hidden.shape[0]
+            self._hidden, self._result = hidden, self._logits[: hidden.shape[0]]
+        self._recording.run()
+        return self._result
+
+
+def rms_norm(
+    rows: int,
+    x: torch.Tensor | None,
+    residual: torch.Tensor,
+    weight: torch.Tensor | None,
+    out: torch.Tensor,
+    eps: float,
+) -> library.RmsNorm:
+    """See csrc/args.h. residual: [>= rows, size], contiguous."""
+    return library.RmsNorm(
+        rows=rows,
+        x=_address(x),
+        residual=residual.data_ptr(),
+        weight=_address(weight),
+        out=out.data_ptr(),
+        size=residual.shape[1],
+        eps=eps,
+        dtype=library.dtype_code(residual.dtype),
+    )
+
+
+def _address(tensor: torch.Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def _in_row_blocks(rows: int, operations: list[library.Operation]) -> list[library.Operation]:
+    return [library.RowBlocks(rows=rows, operations=len(operations)), *operations]
