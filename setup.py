@@ -17,11 +17,20 @@ ROOMS = ("protocol", "shared", "client", "core", "engine", "vllm", "server")
 KERNELS = Path("core/kernels")
 FROM_SDIST = Path("PKG-INFO").exists()
 FROM_A_CLONE_OF_PIPS = any(part.startswith(("pip-req-build-", "pip-install-")) for part in Path.cwd().parts)
+BY_UV = "UV_INTERNAL__BUILD_DIR" in os.environ
+IS_KEPT = FROM_SDIST or FROM_A_CLONE_OF_PIPS or BY_UV
+"""Whether the wheel may go into a cache: pip keeps what it builds of an sdist and of a repository, uv everything. One
+without kernels would be taken from there again when there is a compiler."""
+
 WITHOUT_KERNELS = os.environ.get("CORESPAN_NO_KERNELS") == "1"
-REMEDY = """
-The native kernels do not compile. Install a C++17 compiler (apt-get install g++) or, to do without them, slower:
-    CORESPAN_NO_KERNELS=1 pip install --no-cache-dir ...
+NOTHING_IS_KEPT = any(os.environ.get(name, "0") not in ("", "0") for name in ("PIP_NO_CACHE_DIR", "UV_NO_CACHE"))
+DO_WITHOUT = """
+    PIP_NO_CACHE_DIR=1 CORESPAN_NO_KERNELS=1 pip install ...
+    UV_NO_CACHE=1 CORESPAN_NO_KERNELS=1 uv pip install ...
 """
+REMEDY = f"""
+The native kernels do not compile. Install a C++17 compiler (apt-get install g++) or, to do without them, slower:
+{DO_WITHOUT}"""
 source_hash = runpy.run_path(str(KERNELS / "source_hash.py"))["source_hash"]
 
 
@@ -68,10 +77,12 @@ class BdistWheel(bdist_wheel):
 def native_extensions():
     """The kernels: plain C++17 on raw pointers.
 
-    In a checkout a failed compile is a warning, and the torch reference serves. Out of an sdist, and in the clone that
-    pip makes for a `git+https://` address, it is an error: pip keeps the wheel it builds there, and would install that
-    again, without kernels, when there is a compiler.
+    In a checkout a failed compile is a warning, and the torch reference serves; where the wheel is kept it is an error.
     """
+    if WITHOUT_KERNELS and IS_KEPT and not NOTHING_IS_KEPT:
+        raise SystemExit(
+            f"This wheel would be kept, and installed again when there is a compiler. Build it so:\n{DO_WITHOUT}"
+        )
     sources = sorted(str(path) for path in KERNELS.rglob("*.cpp"))
     if not sources or WITHOUT_KERNELS:
         return []
@@ -83,7 +94,7 @@ def native_extensions():
             define_macros=[("CORESPAN_SOURCE_HASH", str(source_hash(KERNELS / "csrc")))],
             extra_compile_args=["-std=c++17", "-O3", "-fwrapv", "-g0", "-fopenmp", "-fvisibility=hidden"],
             extra_link_args=["-fopenmp"],
-            optional=not (FROM_SDIST or FROM_A_CLONE_OF_PIPS),
+            optional=not IS_KEPT,
         )
     ]
 

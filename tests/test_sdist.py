@@ -53,22 +53,41 @@ def test_tests_of_the_sdist_run_on_its_own_tree(unpacked: Path, tmp_path: Path) 
     assert passed.returncode == 0, passed.stdout[-2000:]
 
 
-@pytest.mark.parametrize("folder", ["sdist", "pip-req-build-x1y2", "pip-install-x1y2/corespan_3f"])
-def test_where_pip_would_keep_the_wheel_a_missing_compiler_is_an_error_with_the_remedy(
-    unpacked: Path, tmp_path: Path, folder: str
+@pytest.mark.parametrize(
+    ("folder", "environment"),
+    [
+        ("sdist", {}),
+        ("pip-req-build-x1y2", {}),
+        ("pip-install-x1y2/corespan_3f", {}),
+        ("checkout", {"UV_INTERNAL__BUILD_DIR": "checkout"}),
+    ],
+)
+def test_where_the_wheel_would_be_kept_a_missing_compiler_is_an_error_with_the_remedy(
+    unpacked: Path, tmp_path: Path, folder: str, environment: dict[str, str]
 ) -> None:
-    """pip keeps what it builds of an sdist, and of a repository that it has cloned."""
+    """pip keeps what it builds of an sdist, and of a repository that it has cloned; uv what it builds of anything."""
     tree = unpacked if folder == "sdist" else build_tree(unpacked, tmp_path / folder)
 
-    failed, without = build_without_compiler(tree), build_without_compiler(tree, CORESPAN_NO_KERNELS="1")
+    failed = build_without_compiler(tree, **environment)
+    without = build_without_compiler(tree, **environment, CORESPAN_NO_KERNELS="1")
+    unkept = [
+        build_without_compiler(tree, **environment, CORESPAN_NO_KERNELS="1", **{name: "1"})
+        for name in ("PIP_NO_CACHE_DIR", "UV_NO_CACHE")
+    ]
 
-    assert failed.returncode != 0
-    assert "CORESPAN_NO_KERNELS=1 pip install --no-cache-dir" in failed.stderr
-    assert without.returncode == 0
+    for refused in (failed, without):
+        assert refused.returncode != 0
+        assert "PIP_NO_CACHE_DIR=1 CORESPAN_NO_KERNELS=1 pip install" in refused.stderr
+        assert "UV_NO_CACHE=1 CORESPAN_NO_KERNELS=1 uv pip install" in refused.stderr
+    assert [built.returncode for built in unkept] == [0, 0]
 
 
 def test_in_a_checkout_a_missing_compiler_is_a_warning(unpacked: Path, tmp_path: Path) -> None:
-    assert build_without_compiler(build_tree(unpacked, tmp_path / "checkout")).returncode == 0
+    tree = build_tree(unpacked, tmp_path / "checkout")
+
+    assert (
+        build_without_compiler(tree).returncode == build_without_compiler(tree, CORESPAN_NO_KERNELS="1").returncode == 0
+    )
 
 
 def build_tree(unpacked: Path, folder: Path) -> Path:
@@ -81,7 +100,8 @@ def build_tree(unpacked: Path, folder: Path) -> Path:
 
 def build_without_compiler(tree: Path, **environment: str) -> "subprocess.CompletedProcess[str]":
     """Builds the kernels where there is no compiler."""
-    environment = {**os.environ, "CC": "/nowhere/cc", "CXX": "/nowhere/c++", **environment}
+    outer = {name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "UV"))}
+    environment = {**outer, "CC": "/nowhere/cc", "CXX": "/nowhere/c++", **environment}
     target = str(tree / "build")
     command = [sys.executable, "setup.py", "build_ext", "--build-lib", target, "--build-temp", target]
     return subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True)
