@@ -98,6 +98,9 @@ class SamplingBatch:
         self._update(1).added.append(AddedRequest(row, params, prompt_ids, output))
 
     def remove(self, row: int) -> None:
+        """Nothing, where no request has the row."""
+        if row not in self._rows:
+            return
         self._enter_appended()
         self._forget(row)
         self._rows.discard(row)

@@ -50,7 +50,7 @@ class GrammarGate:
         """Say in the plan which tokens the requests' grammars allow, for those that sample one in this step."""
         constrained = [request for request in requests if request.num_computed_tokens == request.num_tokens]
         if constrained:
-            output.structured_req_ids = [request.request_id for request in constrained]
+            output.structured_rows = [request.row for request in constrained]
             output.grammar_bitmask = self._the_manager.grammar_bitmask(constrained)
 
     def accept(self, request: Request, token_id: int) -> bool:

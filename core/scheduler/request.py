@@ -17,6 +17,8 @@ from ...protocol.repetition import RepetitionDetectionParams
 from ...protocol.requests import EngineCoreRequest
 from ..kv_cache.block_hash import BlockHasher
 
+NO_ROW = -1
+
 
 class RequestStatus(enum.IntEnum):
     """Where a request stands; everything above PREEMPTED is the end."""
@@ -71,6 +73,7 @@ class Request:
         "resumable",
         "pending_prompts",
         "status",
+        "row",
         "stop_reason",
         "token_ids",
         "num_prompt_tokens",
@@ -113,6 +116,7 @@ class Request:
         self.pending_prompts: deque[Request] = deque()  # of a streamed prompt; a non-resumable one ends it
 
         self.status = RequestStatus.WAITING
+        self.row = NO_ROW  # of the batch, while it runs
         self.stop_reason: int | str | None = None
         self.token_ids = [*_prompt_token_ids(request), *request.output_token_ids]
         self.num_prompt_tokens = len(self.token_ids) - len(request.output_token_ids)

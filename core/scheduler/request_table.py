@@ -1,9 +1,10 @@
 """Which requests there are and where each of them stands. Owned by `Scheduler`, which decides when a request moves."""
 
+import heapq
 import itertools
 
 from ...protocol.outputs import EventType
-from .request import Request, RequestStatus
+from .request import NO_ROW, Request, RequestStatus
 from .request_queue import Policy, RequestQueue, order_key
 
 
@@ -11,20 +12,22 @@ class RequestTable:
     """A live request is in `requests` and in exactly one of: `running`, `waiting`, `preempted`, `compiling` (its
     grammar is not ready), `idle_sessions` (its session is open and has no prompt to go on with).
 
-    Each transition is one method, which sets the request's status too.
+    Each transition is one method, which sets the request's status too. A running request has a row of the batch to
+    itself: the lowest that is free when it starts.
     """
 
-    def __init__(self, policy: Policy, log_events: bool) -> None:
+    def __init__(self, policy: Policy, max_num_seqs: int, log_events: bool) -> None:
         self.order_key = order_key(policy)
         self.requests: dict[str, Request] = {}
-        self.running: dict[str, Request] = {}  # in the order in which they started
+        self.running: dict[int, Request] = {}  # by row of the batch, in the order in which they started
         self.waiting = RequestQueue(self.order_key)
         self.preempted = RequestQueue(self.order_key)
         self.compiling: dict[str, Request] = {}
         self.idle_sessions: dict[str, Request] = {}
         self._log_events = log_events
         self._arrivals = itertools.count()
-        self._removed: set[str] = set()  # left the batch; the runner is told with the next step
+        self.removed: dict[int, Request] = {}  # by row: left the batch; the runner is told with the next step
+        self._free_rows = list(range(max_num_seqs))  # a heap
         self._unreported: list[Request] = []  # finished outside of a step; reported with the next step's outputs
 
     def add(self, request: Request) -> None:
@@ -55,7 +58,8 @@ class RequestTable:
         queue = self.preempted if request.status is RequestStatus.PREEMPTED else self.waiting
         queue.remove(request)
         request.status = RequestStatus.RUNNING
-        self.running[request.request_id] = request
+        request.row = heapq.heappop(self._free_rows)
+        self.running[request.row] = request
         self._record(request, EventType.SCHEDULED)
 
     def preempt(self, request: Request) -> None:
@@ -89,9 +93,9 @@ class RequestTable:
         request.stop_reason = stop_reason
         self._unreported.append(request)
 
-    def take_removed(self) -> set[str]:
-        """The requests that have left the batch since the last call."""
-        removed, self._removed = self._removed, set()
+    def take_removed(self) -> list[int]:
+        """The rows that requests have left since the last call."""
+        removed, self.removed = list(self.removed), {}
         return removed
 
     def take_finished_unseen(self) -> list[Request]:
@@ -102,11 +106,13 @@ class RequestTable:
     @property
     def has_news(self) -> bool:
         """Whether runner or shell have yet to be told of something."""
-        return bool(self._removed or self._unreported)
+        return bool(self.removed or self._unreported)
 
     def _leave_batch(self, request: Request) -> None:
-        if self.running.pop(request.request_id, None) is not None:
-            self._removed.add(request.request_id)
+        row, request.row = request.row, NO_ROW
+        if self.running.pop(row, None) is not None:
+            self.removed[row] = request
+            heapq.heappush(self._free_rows, row)
 
     def _record(self, request: Request, event_type: EventType) -> None:
         if self._log_events:

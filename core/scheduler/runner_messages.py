@@ -1,4 +1,7 @@
-"""What the scheduler tells the model runner at each step, and what the runner answers. Never leaves the core."""
+"""What the scheduler tells the model runner at each step, and what the runner answers. Never leaves the core.
+
+Both call a request by its row in the batch, which it is given when it enters.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,11 +16,12 @@ from ...protocol.params import SamplingParams
 class NewRequestData:
     """A request that enters the batch: for the first time, or again after a preemption.
 
-    `token_ids` are all its tokens so far, prompt first; the first `num_computed_tokens` are in the cache already.
-    `block_ids`: by KV group, its blocks in the order of its tokens; 0, the null block, for those that are not read.
+    `row` is its own until it leaves. `token_ids` are all its tokens so far, prompt first; the first
+    `num_computed_tokens` are in the cache already. `block_ids`: by KV group, its blocks in the order of its tokens; 0,
+    the null block, for those that are not read.
     """
 
-    req_id: str
+    row: int
     token_ids: list[int]
     num_prompt_tokens: int
     sampling_params: SamplingParams
@@ -29,37 +33,43 @@ class NewRequestData:
 
 @dataclass(slots=True)
 class SchedulerOutput:
-    """One step's work. `num_scheduled_tokens` lists every scheduled request, in the order of the batch; each goes on
-    where its last step ended. `new_block_ids` are for those that are in the batch already, by KV group.
+    """One step's work, which begins with taking `removed_rows` out of the batch: finished, aborted or preempted since
+    the last step. New requests may have their rows.
 
-    `drafts`: tokens that may follow a request's last one; they are computed behind it, counted in its scheduled tokens.
-    `removed_req_ids` leave the batch before this step: finished, aborted or preempted since the last one.
-    `grammar_bitmask`: [len(structured_req_ids), ceil(vocab_size / 32)] int32, bit set = token allowed.
+    rows: [num_reqs] int64, the requests with work, in the order in which they started; num_scheduled_tokens: [num_reqs]
+    int64, of each, from where its last step ended. By row: `new_block_ids`, by KV group, of requests that are in the
+    batch already; `drafts`, tokens that may follow a request's last one: they are computed behind it, and counted.
+    `grammar_bitmask`: [len(structured_rows), ceil(vocab_size / 32)] int32, bit set = token allowed.
     """
 
     scheduled_new_reqs: list[NewRequestData]
-    new_block_ids: dict[str, list[list[int]]]
-    num_scheduled_tokens: dict[str, int]
+    removed_rows: list[int]
+    rows: np.ndarray
+    num_scheduled_tokens: np.ndarray
     total_num_scheduled_tokens: int
-    removed_req_ids: set[str]
-    structured_req_ids: list[str] = field(default_factory=list)
+    new_block_ids: dict[int, list[list[int]]] = field(default_factory=dict)
+    drafts: dict[int, Sequence[int]] = field(default_factory=dict)
+    structured_rows: list[int] = field(default_factory=list)
     grammar_bitmask: np.ndarray | None = None
-    drafts: dict[str, Sequence[int]] = field(default_factory=dict)
+
+
+def no_rows() -> np.ndarray:
+    return np.empty(0, dtype=np.int64)
 
 
 @dataclass(slots=True)
 class ModelRunnerOutput:
-    """One token for every request whose tokens are all computed now; chunks of a longer prompt give none. Where a draft
-    held, `further_token_ids` has those that follow it.
+    """One token for every request whose tokens are all computed now; chunks of a longer prompt give none.
 
-    `logprobs` has a row per entry of `req_ids`, with columns up to the largest k asked for; a request takes its first
-    k + 1 of them.
-    `prompt_logprobs`: for requests that asked, the prompt positions computed in this step (chunk by chunk).
+    rows, sampled_token_ids: [n] int64; they may change with the next step. `logprobs` has a line for each of them, with
+    columns up to the largest k asked for; a request takes its first k + 1. By row: `further_token_ids`, those that
+    follow where a draft held; `prompt_logprobs`, of requests that asked, the prompt positions computed in this step
+    (chunk by chunk); `failed`, what is wrong with a request, which alone ends.
     """
 
-    req_ids: list[str]
-    sampled_token_ids: list[int]
+    rows: np.ndarray = field(default_factory=no_rows)
+    sampled_token_ids: np.ndarray = field(default_factory=no_rows)
     logprobs: LogprobsArrays | None = None
-    prompt_logprobs: dict[str, LogprobsArrays] = field(default_factory=dict)
-    further_token_ids: dict[str, list[int]] = field(default_factory=dict)
-    failed_reqs: dict[str, str] = field(default_factory=dict)  # request id -> error; that request alone ends
+    further_token_ids: dict[int, list[int]] = field(default_factory=dict)
+    prompt_logprobs: dict[int, LogprobsArrays] = field(default_factory=dict)
+    failed: dict[int, str] = field(default_factory=dict)

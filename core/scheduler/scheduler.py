@@ -52,7 +52,7 @@ class Scheduler:
         self._policy = config.policy
         self._block_size = cache_config.block_size
         self._log_stats = log_stats
-        self.table = RequestTable(config.policy, log_events=log_stats)
+        self.table = RequestTable(config.policy, config.max_num_seqs, log_events=log_stats)
         self.kv_cache_manager = KVCacheManager(
             KVCacheConfig.of(vllm_config, kv_groups), num_gpu_blocks, cache_config.enable_prefix_caching
         )
@@ -223,7 +223,7 @@ class Scheduler:
             if victim is request:
                 return False
         if new_blocks:
-            plan.new_blocks[request.request_id] = new_blocks
+            plan.new_blocks[request.row] = new_blocks
         return True
 
     def _cache_blocks(self, request: Request, end: int) -> None:
@@ -257,8 +257,8 @@ class Scheduler:
         if new_blocks is None:
             return 0
         if new_blocks:
-            plan.add_blocks(request.request_id, new_blocks)
-        plan.drafts[request.request_id] = draft
+            plan.add_blocks(request.row, new_blocks)
+        plan.drafts[request.row] = draft
         return len(draft)
 
     def _schedule_waiting(self, plan: StepPlan) -> None:
@@ -268,9 +268,7 @@ class Scheduler:
                 break
             if not self.kv_cache_manager.can_ever_hold(request.num_tokens):
                 self._reject_too_large(request)
-            elif self._admit(request, plan):
-                self.table.start(request)
-            else:
+            elif not self._admit(request, plan):
                 break
 
     def _next_waiting(self) -> Request | None:
@@ -288,7 +286,7 @@ class Scheduler:
         self.table.finish_unseen(request, RequestStatus.FINISHED_ERROR, message)
 
     def _admit(self, request: Request, plan: StepPlan) -> bool:
-        """Put a request into the plan; False when the blocks or the budget do not suffice."""
+        """Start a request and put it into the plan; False when the blocks or the budget do not suffice."""
         request.extend_block_hashes()
         hashes = () if request.skip_reading_prefix_cache else request.block_hashes
         prefix = self.kv_cache_manager.find_prefix(hashes, request.num_tokens)
@@ -307,6 +305,7 @@ class Scheduler:
             if request.num_output_tokens == 0:  # one that moved here from a dead core has been counted
                 num_prompt = request.num_prompt_tokens
                 request.prefill_stats = PrefillStats(num_prompt, min(num_cached, num_prompt))
+        self.table.start(request)
         plan.entering.append(request)
         plan.add(request, num_new)
         return True
@@ -321,29 +320,28 @@ class Scheduler:
         Requests that were finished or preempted since `schedule()` are passed over.
         """
         outputs = ShellOutputs()
-        if runner_output.failed_reqs:
-            self._fail(scheduler_output, runner_output.failed_reqs)
+        if runner_output.failed:
+            self._fail(scheduler_output, runner_output.failed)
         self.kv_cache_manager.commit()
         for finished in self.table.take_finished_unseen():
             outputs.add(finished, [])
         if runner_output.prompt_logprobs:
             self._keep_prompt_logprobs(runner_output)
         logprobs, drafts = runner_output.logprobs, scheduler_output.drafts
-        running, token_ids = self.table.running, runner_output.sampled_token_ids
-        for row, request_id in enumerate(runner_output.req_ids):
-            request = running.get(request_id)
+        running, token_ids = self.table.running, runner_output.sampled_token_ids.tolist()
+        for line, (row, token_id) in enumerate(zip(runner_output.rows.tolist(), token_ids, strict=True)):
+            request = running.get(row)
             if request is None:
                 continue
-            token_id = token_ids[row]
             stopped = request.append_output_token(token_id)
-            if request_id in drafts:
-                following = runner_output.further_token_ids.get(request_id, [])
-                stopped = self._take_in_draft(request, len(drafts[request_id]), following, stopped, outputs)
+            if row in drafts:
+                following = runner_output.further_token_ids.get(row, [])
+                stopped = self._take_in_draft(request, len(drafts[row]), following, stopped, outputs)
             else:
                 if request.use_structured_output and not stopped:
                     stopped = not self._grammars.accept(request, token_id)
                 if request.num_logprobs is not None and logprobs is not None:
-                    outputs.add(request, [token_id], row_of(logprobs, row, request.num_logprobs))
+                    outputs.add(request, [token_id], row_of(logprobs, line, request.num_logprobs))
                 elif stopped or request.events or request.prefill_stats is not None or request.generation:
                     outputs.add(request, [token_id])
                 else:
@@ -371,33 +369,33 @@ class Scheduler:
 
     def _keep_prompt_logprobs(self, runner_output: ModelRunnerOutput) -> None:
         """They are sent whole, with the request's first token."""
-        for request_id, chunk in runner_output.prompt_logprobs.items():
-            request = self.table.running.get(request_id)
+        for row, chunk in runner_output.prompt_logprobs.items():
+            request = self.table.running.get(row)
             if request is not None and not request.prompt_logprobs_sent:
                 request.prompt_logprobs.append(chunk)
 
-    def _fail(self, scheduler_output: SchedulerOutput, failed_reqs: dict[str, str]) -> None:
+    def _fail(self, scheduler_output: SchedulerOutput, failed: dict[int, str]) -> None:
         """End the requests that failed in the runner, and nobody else.
 
         What they should have written in this step is not there. A request that shares such blocks (it entered in this
         very step) has computed with junk: it is preempted, and its token is passed over and sampled again.
         """
-        running = self.table.running
+        scheduled = self.table.removed | self.table.running  # those that were aborted meanwhile, too
         void_ids: set[int] = set()
-        for request_id, error in failed_reqs.items():
-            void_ids.update(self.kv_cache_manager.revoke(request_id))
-            request = running.get(request_id)
-            if request is not None:
-                self.kv_cache_manager.free(request_id)
+        for row, error in failed.items():
+            request = scheduled[row]
+            void_ids.update(self.kv_cache_manager.revoke(request.request_id))
+            if request.status is RequestStatus.RUNNING:
+                self.kv_cache_manager.free(request.request_id)
                 self.table.finish_unseen(request, RequestStatus.FINISHED_ERROR, error)
         if not void_ids:
             return
-        for request_id in scheduler_output.num_scheduled_tokens:  # whoever shares comes later in the batch
-            request = running.get(request_id)
-            if request is None:
-                void_ids.update(self.kv_cache_manager.revoke(request_id))
-            elif self.kv_cache_manager.holds_any(request_id, void_ids):
-                void_ids.update(self.kv_cache_manager.revoke(request_id))
+        for row in scheduler_output.rows.tolist():  # whoever shares comes later in the batch
+            request = scheduled[row]
+            if request.status is not RequestStatus.RUNNING:
+                void_ids.update(self.kv_cache_manager.revoke(request.request_id))
+            elif self.kv_cache_manager.holds_any(request.request_id, void_ids):
+                void_ids.update(self.kv_cache_manager.revoke(request.request_id))
                 self._preempt(request)
 
     # The end of a run

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from ..kv_cache.kv_cache_manager import KVCacheManager
 from .request import Request
 from .runner_messages import NewRequestData, SchedulerOutput
@@ -16,57 +18,58 @@ class StepPlan:
         self.budget = budget  # tokens
         self.entering: list[Request] = []
         self.constrained: list[Request] = []  # by a grammar
-        self.num_tokens: dict[str, int] = {}
-        self.new_blocks: dict[str, list[list[int]]] = {}  # ids by KV group
-        self.drafts: dict[str, Sequence[int]] = {}
+        self.num_tokens: dict[int, int] = {}  # by row, as all below
+        self.new_blocks: dict[int, list[list[int]]] = {}  # ids by KV group
+        self.drafts: dict[int, Sequence[int]] = {}
         self.has_preempted = False
 
     def add(self, request: Request, num_tokens: int) -> None:
         """These tokens of the request count as computed from here on."""
         request.num_computed_tokens += num_tokens
-        self.num_tokens[request.request_id] = num_tokens
+        self.num_tokens[request.row] = num_tokens
         self.budget -= num_tokens
         if request.use_structured_output:
             self.constrained.append(request)
 
-    def add_blocks(self, request_id: str, block_ids: list[list[int]]) -> None:
+    def add_blocks(self, row: int, block_ids: list[list[int]]) -> None:
         """What a running request was given, by KV group."""
-        former = self.new_blocks.get(request_id)
+        former = self.new_blocks.get(row)
         if former is not None:
             block_ids = [[*first, *then] for first, then in zip(former, block_ids, strict=True)]
-        self.new_blocks[request_id] = block_ids
+        self.new_blocks[row] = block_ids
 
     def drop(self, request: Request) -> None:
         """Take a running request out again, if it is in the plan, and its tokens back into the budget."""
-        num_tokens = self.num_tokens.pop(request.request_id, None)
+        num_tokens = self.num_tokens.pop(request.row, None)
         if num_tokens is not None:
             request.num_computed_tokens -= num_tokens
             self.budget += num_tokens
-            self.new_blocks.pop(request.request_id, None)
-            self.drafts.pop(request.request_id, None)
+            self.new_blocks.pop(request.row, None)
+            self.drafts.pop(request.row, None)
             if request.use_structured_output:
                 self.constrained.remove(request)
 
-    def to_output(self, removed_req_ids: set[str], kv_cache_manager: KVCacheManager) -> SchedulerOutput:
+    def to_output(self, removed_rows: list[int], kv_cache_manager: KVCacheManager) -> SchedulerOutput:
         """What the runner is told."""
+        num_reqs = len(self.num_tokens)
+        num_tokens = np.fromiter(self.num_tokens.values(), np.int64, num_reqs)
         return SchedulerOutput(
             scheduled_new_reqs=[
-                _new_request_data(
-                    request, self.num_tokens[request.request_id], kv_cache_manager.block_ids(request.request_id)
-                )
+                _new_request_data(request, self.num_tokens[request.row], kv_cache_manager.block_ids(request.request_id))
                 for request in self.entering
             ],
+            removed_rows=removed_rows,
+            rows=np.fromiter(self.num_tokens, np.int64, num_reqs),
+            num_scheduled_tokens=num_tokens,
+            total_num_scheduled_tokens=int(num_tokens.sum()),
             new_block_ids=self.new_blocks,
-            num_scheduled_tokens=self.num_tokens,
-            total_num_scheduled_tokens=sum(self.num_tokens.values()),
-            removed_req_ids=removed_req_ids,
             drafts=self.drafts,
         )
 
 
 def _new_request_data(request: Request, num_scheduled: int, block_ids: list[list[int]]) -> NewRequestData:
     return NewRequestData(
-        req_id=request.request_id,
+        row=request.row,
         token_ids=request.token_ids.copy(),
         num_prompt_tokens=request.num_prompt_tokens,
         sampling_params=request.sampling_params,

@@ -5,25 +5,23 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 
-def lines_ahead(req_ids: Sequence[str]) -> np.ndarray:
-    """[n] int64: for each line, how many lines of the same request come before it."""
-    ahead = np.zeros(len(req_ids), dtype=np.int64)
-    for line in range(1, len(req_ids)):
-        if req_ids[line] == req_ids[line - 1]:
-            ahead[line] = ahead[line - 1] + 1
-    return ahead
+def lines_ahead(rows: np.ndarray) -> np.ndarray:
+    """[n] int64: for each line, how many of the same row come before it. rows: [n] int64, equal ones side by side."""
+    lines = np.arange(len(rows))
+    begins = np.diff(rows, prepend=-1) != 0
+    return lines - np.maximum.accumulate(np.where(begins, lines, 0))
 
 
 def kept_lines(
-    req_ids: Sequence[str], ahead: np.ndarray, token_ids: np.ndarray, drafts: Mapping[str, Sequence[int]]
+    rows: np.ndarray, ahead: np.ndarray, token_ids: np.ndarray, drafts: Mapping[int, Sequence[int]]
 ) -> np.ndarray:
-    """[m] int64, the lines that count: a request's first, and each one whose draft was drawn in the line before.
+    """[m] int64, the lines that count: a row's first, and each one whose draft was drawn in the line before.
 
     Draws and drafts are compared, nothing is resampled: every line was drawn with its own position's noise, so the
-    tokens kept are those that would have come one by one.
+    tokens kept are those that would have come one by one. rows, ahead, token_ids: [n] int64; drafts: by row.
     """
     kept: list[int] = []
-    for line, (req_id, place) in enumerate(zip(req_ids, ahead.tolist(), strict=True)):
-        if place == 0 or (kept[-1] == line - 1 and token_ids[line - 1] == drafts[req_id][place - 1]):
+    for line, (row, place) in enumerate(zip(rows.tolist(), ahead.tolist(), strict=True)):
+        if place == 0 or (kept[-1] == line - 1 and token_ids[line - 1] == drafts[row][place - 1]):
             kept.append(line)
     return np.array(kept, dtype=np.int64)

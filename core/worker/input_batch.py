@@ -2,7 +2,6 @@
 
 The model runner owns it and asks it for each step's inputs."""
 
-import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -12,7 +11,7 @@ import torch
 from ..attention.interface import AttentionMetadata
 from ..scheduler.runner_messages import NewRequestData
 
-NO_DRAFTS: Mapping[str, Sequence[int]] = {}
+NO_DRAFTS: Mapping[int, Sequence[int]] = {}
 
 
 @dataclass(slots=True)
@@ -21,9 +20,9 @@ class StepInputs:
 
     rows: [num_reqs] int64, batch rows; token_ids, positions, slot_mapping: [num_tokens] int64; seq_lens: [num_reqs]
     int32; starts: [num_reqs + 1] int64, each request's first token. Of the requests all of whose tokens are computed
-    after this step: sampling_ids, by name; sampling_rows [n] int64; output_rows [n] int64, their last tokens; sampled
-    [n] int64, what the model runner sampled for them. A request with a draft has a line for each of its tokens.
-    `metadata` and `input_ids` are tensors over these arrays.
+    after this step: sampling_rows [n] int64; output_rows [n] int64, their last tokens; sampled [n] int64, what the
+    model runner sampled for them. A request with a draft has a line for each of its tokens. `metadata` and `input_ids`
+    are tensors over these arrays.
     """
 
     rows: np.ndarray
@@ -32,7 +31,6 @@ class StepInputs:
     seq_lens: np.ndarray
     slot_mapping: np.ndarray
     starts: np.ndarray
-    sampling_ids: list[str]
     sampling_rows: np.ndarray
     output_rows: np.ndarray
     metadata: AttentionMetadata
@@ -41,19 +39,17 @@ class StepInputs:
 
 
 class InputBatch:
-    """Rows are given lowest first and kept until `remove`; `row_of` finds a request's. Arrays are indexed by row:
+    """A request keeps the row that the scheduler gave it until `remove`. Arrays are indexed by row:
 
     token_ids [max_num_reqs, max_model_len + 1] int32; block_table [max_num_reqs, max_blocks] int32;
     num_tokens (when it was added), num_prompt_tokens, num_computed, num_blocks [max_num_reqs] int64.
 
-    While the same requests go on by a token each, only the arrays of their step change, in place; what came of it is
-    entered by row, in `token_ids` and `num_computed`, when anything else happens.
+    While the batch is unchanged, decode steps update the arrays of the last step in place; what came of them is entered
+    by row, in `token_ids` and `num_computed`, when anything else happens.
     """
 
     def __init__(self, max_num_reqs: int, max_model_len: int, block_size: int) -> None:
         self.block_size = block_size
-        self.row_of: dict[str, int] = {}
-        self.req_ids = [""] * max_num_reqs
         self.token_ids = np.zeros((max_num_reqs, max_model_len + 1), dtype=np.int32)
         self.block_table = np.zeros((max_num_reqs, -(-max_model_len // block_size)), dtype=np.int32)
         self.num_tokens = np.zeros(max_num_reqs, dtype=np.int64)
@@ -62,18 +58,14 @@ class InputBatch:
         self.num_blocks = np.zeros(max_num_reqs, dtype=np.int64)
         self.prompt_embeds: dict[int, torch.Tensor] = {}  # [num_prompt_tokens, hidden_size], by row
         self.prompt_logprobs: dict[int, int] = {}  # k, by row
-        self._free_rows = list(range(max_num_reqs))
         self._step_blocks = np.zeros_like(self.block_table)  # the step's rows of the block table, side by side
         self._step: StepInputs | None = None  # the last one, while its outcome is not entered
-        self._num_scheduled: dict[str, int] = {}  # in that step, if it may go on
-        self._steps_in_blocks = 0  # steps, that one included, until a request begins a block
+        self._decoded_rows = np.empty(0, dtype=np.int64)  # in that step, in the scheduler's order, if it may go on
+        self._steps_in_blocks = 0  # steps left, that one included, before any request crosses a block boundary
 
-    def add(self, request: NewRequestData) -> int:
-        """Give the request a row and return it."""
+    def add(self, request: NewRequestData) -> None:
         self._enter_outcome()
-        row = heapq.heappop(self._free_rows)
-        self.row_of[request.req_id] = row
-        self.req_ids[row] = request.req_id
+        row = request.row
         self.token_ids[row, : len(request.token_ids)] = request.token_ids
         self.num_tokens[row] = len(request.token_ids)
         self.num_prompt_tokens[row] = request.num_prompt_tokens
@@ -85,47 +77,40 @@ class InputBatch:
             self.prompt_embeds[row] = torch.from_numpy(np.array(request.prompt_embeds))
         if request.sampling_params.prompt_logprobs is not None:
             self.prompt_logprobs[row] = request.sampling_params.prompt_logprobs
-        return row
 
-    def remove(self, req_id: str) -> int | None:
-        """Free the request's row and return it; None if the request has none."""
-        row = self.row_of.pop(req_id, None)
-        if row is None:
-            return None
+    def remove(self, row: int) -> None:
+        """The row's request leaves, if there is one."""
         self._enter_outcome()
         self.prompt_embeds.pop(row, None)
         self.prompt_logprobs.pop(row, None)
-        heapq.heappush(self._free_rows, row)
-        return row
 
     def append_blocks(self, row: int, block_ids: Sequence[int]) -> None:
         start = self.num_blocks[row]
         self.block_table[row, start : start + len(block_ids)] = block_ids
         self.num_blocks[row] += len(block_ids)
 
-    def prepare(self, num_scheduled: dict[str, int], drafts: Mapping[str, Sequence[int]] = NO_DRAFTS) -> StepInputs:
-        """The inputs of a step that computes so many tokens of each request; every one of them has a row. The last of a
-        request's tokens may be a draft; then every token from the one before it on is sampled behind.
+    def prepare(
+        self, rows: np.ndarray, lengths: np.ndarray, drafts: Mapping[int, Sequence[int]] = NO_DRAFTS
+    ) -> StepInputs:
+        """The inputs of a step that computes so many tokens of each row's request. rows, lengths: [num_reqs] int64. The
+        last of a request's tokens may be a draft; then every token from the one before it on is sampled behind.
 
         They are the last step's, brought up to date, where the same requests go on by the token they sampled.
         """
-        if self._step is None or drafts or num_scheduled != self._num_scheduled:
-            self._enter_outcome()
-            self._step = self._begin(num_scheduled, drafts)
-            goes_on = len(self._step.sampling_rows) == self._step.metadata.num_tokens == len(num_scheduled)
-            self._num_scheduled = num_scheduled if goes_on else {}
-        else:
-            self._continue(self._step)
-        return self._step
+        step, all_decode = self._step, int(lengths.sum()) == len(rows)
+        if step is not None and all_decode and np.array_equal(rows, self._decoded_rows):
+            self._continue(step)
+            return step
+        self._enter_outcome()
+        self._step = step = self._begin(rows, lengths, drafts)
+        self._decoded_rows = rows if all_decode and len(step.sampling_rows) == len(rows) else rows[:0]
+        return step
 
-    def _begin(self, num_scheduled: dict[str, int], drafts: Mapping[str, Sequence[int]]) -> StepInputs:
-        num_reqs = len(num_scheduled)
-        rows = np.fromiter(map(self.row_of.__getitem__, num_scheduled), np.int64, num_reqs)
-        lengths = np.fromiter(num_scheduled.values(), np.int64, num_reqs)
+    def _begin(self, rows: np.ndarray, lengths: np.ndarray, drafts: Mapping[int, Sequence[int]]) -> StepInputs:
+        num_reqs = len(rows)
         order = np.lexsort((rows, lengths > 1))
         rows, lengths = rows[order], lengths[order]
-        for req_id, draft in drafts.items():
-            row = self.row_of[req_id]
+        for row, draft in drafts.items():
             first = self.num_computed[row] + 1
             self.token_ids[row, first : first + len(draft)] = draft
         computed = self.num_computed[rows]
@@ -140,7 +125,7 @@ class InputBatch:
         sampling = np.flatnonzero(seq_lens >= self.num_tokens[rows])
         output_rows = starts[1:][sampling] - 1
         if drafts:
-            drafted = [len(drafts.get(self.req_ids[row], ())) for row in rows[sampling].tolist()]
+            drafted = [len(drafts.get(row, ())) for row in rows[sampling].tolist()]
             output_rows = np.concatenate(
                 [np.arange(at - n, at + 1) for at, n in zip(output_rows, drafted, strict=True)]
             )
@@ -164,7 +149,6 @@ class InputBatch:
             seq_lens=seq_lens,
             slot_mapping=slot_mapping,
             starts=starts,
-            sampling_ids=[self.req_ids[row] for row in rows[sampling].tolist()],
             sampling_rows=rows[sampling],
             output_rows=output_rows,
             metadata=metadata,

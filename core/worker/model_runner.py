@@ -31,20 +31,19 @@ class ModelRunner:
         self.sampler = Sampler(self.sampling, model_config.logprobs_mode)
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
-        """One step. A request that cannot be run is named in `failed_reqs`; the others are unaffected."""
+        """One step. A request that cannot be run is named in `failed`; the others are unaffected."""
         with profile_range("prepare"):
-            failed = self._update_batch(scheduler_output)
-            num_scheduled = scheduler_output.num_scheduled_tokens
-            if failed:
-                num_scheduled = {req_id: count for req_id, count in num_scheduled.items() if req_id not in failed}
-            if not num_scheduled:
-                return ModelRunnerOutput([], [], failed_reqs=failed)
-            drafts = scheduler_output.drafts
-            inputs = self.batch.prepare(num_scheduled, drafts) if drafts else self.batch.prepare(num_scheduled)
+            output = ModelRunnerOutput(failed=self._update_batch(scheduler_output))
+            rows, num_scheduled = scheduler_output.rows, scheduler_output.num_scheduled_tokens
+            if output.failed:
+                taken = ~np.isin(rows, list(output.failed))
+                rows, num_scheduled = rows[taken], num_scheduled[taken]
+            if len(rows) == 0:
+                return output
+            inputs = self.batch.prepare(rows, num_scheduled, scheduler_output.drafts)
         with profile_range("model"):
             hidden, prompt_spans = self._run(inputs)
         num_sampling = len(inputs.sampled)
-        output = ModelRunnerOutput([], [], failed_reqs=failed)
         if num_sampling:
             with profile_range("sample"):
                 self._sample(scheduler_output, inputs, hidden[:num_sampling] if prompt_spans else hidden, output)
@@ -52,27 +51,26 @@ class ModelRunner:
             output.prompt_logprobs = self._prompt_logprobs(hidden[num_sampling:], prompt_spans)
         return output
 
-    def _update_batch(self, scheduler_output: SchedulerOutput) -> dict[str, str]:
-        """Bring the batch up to date. Returns what is wrong with new requests that could not be taken."""
-        for req_id in scheduler_output.removed_req_ids:
-            row = self.batch.remove(req_id)
-            if row is not None:
-                self.sampling.remove(row)
-        for req_id, block_ids in scheduler_output.new_block_ids.items():
-            self.batch.append_blocks(self.batch.row_of[req_id], block_ids[0])
-        failed: dict[str, str] = {}
+    def _update_batch(self, scheduler_output: SchedulerOutput) -> dict[int, str]:
+        """Bring the batch up to date. Returns what is wrong with new requests that could not be taken, by row."""
+        for row in scheduler_output.removed_rows:
+            self.batch.remove(row)
+            self.sampling.remove(row)
+        for row, block_ids in scheduler_output.new_block_ids.items():
+            self.batch.append_blocks(row, block_ids[0])
+        failed: dict[int, str] = {}
         for request in scheduler_output.scheduled_new_reqs:
             embeds = request.prompt_embeds
             expected = (request.num_prompt_tokens, self.runtime.spec.hidden_size)
             if embeds is not None and embeds.shape != expected:
-                failed[request.req_id] = f"prompt_embeds are of shape {list(embeds.shape)}, expected {list(expected)}"
+                failed[request.row] = f"prompt_embeds are of shape {list(embeds.shape)}, expected {list(expected)}"
                 continue
-            row = self.batch.add(request)
+            self.batch.add(request)
             try:
-                self.sampling.add(row, request)
+                self.sampling.add(request.row, request)
             except ValueError as error:
-                self.batch.remove(request.req_id)
-                failed[request.req_id] = str(error)
+                self.batch.remove(request.row)
+                failed[request.row] = str(error)
         return failed
 
     def _run(self, inputs: StepInputs) -> tuple[torch.Tensor, list["_PromptSpan"]]:
@@ -109,28 +107,26 @@ class ModelRunner:
         output: ModelRunnerOutput,
     ) -> None:
         """Sample a token for each of `inputs.sampling_rows`, remember it and put it into `output`."""
-        rows, req_ids = inputs.sampling_rows, inputs.sampling_ids
+        rows = inputs.sampling_rows
         grammar_lines, grammar_bitmask = self._grammar(scheduler_output, rows)
         drafts = scheduler_output.drafts
-        ahead = lines_ahead(req_ids) if drafts else None
+        ahead = lines_ahead(rows) if drafts else None
         sampled = self.sampler.sample(self.runtime.logits(hidden), rows, grammar_lines, grammar_bitmask, ahead)
         token_ids, logprobs = sampled.token_ids, sampled.logprobs
         inputs.sampled = token_ids
         if ahead is not None:
-            lines = kept_lines(req_ids, ahead, token_ids, drafts)
+            lines = kept_lines(rows, ahead, token_ids, drafts)
             self.batch.enter_drafted(inputs, lines)
             self._report_drafted(inputs, lines, ahead, sampled, output)
             return
         if sampled.failed:
-            output.failed_reqs.update((req_ids[line], error) for line, error in sampled.failed.items())
+            output.failed.update((int(rows[line]), error) for line, error in sampled.failed.items())
             kept = [line for line in range(len(rows)) if line not in sampled.failed]
-            rows, req_ids, token_ids = rows[kept], [req_ids[line] for line in kept], token_ids[kept]
+            rows, token_ids = rows[kept], token_ids[kept]
             if logprobs is not None:
                 logprobs = LogprobsArrays(logprobs.token_ids[kept], logprobs.logprobs[kept], logprobs.ranks[kept])
         self.sampling.append_tokens(rows, token_ids)
-        output.req_ids = req_ids
-        output.sampled_token_ids = token_ids.tolist()
-        output.logprobs = logprobs
+        output.rows, output.sampled_token_ids, output.logprobs = rows, token_ids, logprobs
 
     def _report_drafted(
         self,
@@ -141,19 +137,18 @@ class ModelRunner:
         output: ModelRunnerOutput,
     ) -> None:
         """As at the end of `_sample`, where drafts gave some requests several lines, of which `lines` are kept."""
-        token_ids = sampled.token_ids
+        rows, token_ids = inputs.sampling_rows, sampled.token_ids
         good = np.array([line for line in lines.tolist() if line not in sampled.failed], dtype=np.int64)
         for line in set(lines.tolist()).intersection(sampled.failed):
-            output.failed_reqs[inputs.sampling_ids[line]] = sampled.failed[line]
-        self.sampling.append_drafted(inputs.sampling_rows[good], token_ids[good])
+            output.failed[int(rows[line])] = sampled.failed[line]
+        self.sampling.append_drafted(rows[good], token_ids[good])
         firsts = good[ahead[good] == 0]
-        output.req_ids = [inputs.sampling_ids[line] for line in firsts.tolist()]
-        output.sampled_token_ids = token_ids[firsts].tolist()
+        output.rows, output.sampled_token_ids = rows[firsts], token_ids[firsts]
         if sampled.logprobs is not None:
             every = sampled.logprobs
             output.logprobs = LogprobsArrays(every.token_ids[firsts], every.logprobs[firsts], every.ranks[firsts])
         for line in good[ahead[good] > 0].tolist():
-            output.further_token_ids.setdefault(inputs.sampling_ids[line], []).append(int(token_ids[line]))
+            output.further_token_ids.setdefault(int(rows[line]), []).append(int(token_ids[line]))
 
     def _grammar(
         self, scheduler_output: SchedulerOutput, rows: np.ndarray
@@ -163,8 +158,8 @@ class ModelRunner:
             return None, None
         line_of = {row: line for line, row in enumerate(rows.tolist())}
         lines, kept = [], []
-        for index, req_id in enumerate(scheduler_output.structured_req_ids):
-            line = line_of.get(self.batch.row_of.get(req_id, -1))
+        for index, row in enumerate(scheduler_output.structured_rows):
+            line = line_of.get(row)
             if line is not None:
                 lines.append(line)
                 kept.append(index)
@@ -182,10 +177,10 @@ class ModelRunner:
             end = min(end, start + int(self.batch.num_prompt_tokens[row]) - 1 - first)
             if end > start:
                 targets = self.batch.token_ids[row, first + 1 : first + 1 + end - start].astype(np.int64)
-                spans.append(_PromptSpan(self.batch.req_ids[row], start, end, targets, k))
+                spans.append(_PromptSpan(row, start, end, targets, k))
         return spans
 
-    def _prompt_logprobs(self, hidden: torch.Tensor, spans: list["_PromptSpan"]) -> dict[str, LogprobsArrays]:
+    def _prompt_logprobs(self, hidden: torch.Tensor, spans: list["_PromptSpan"]) -> dict[int, LogprobsArrays]:
         """hidden: the states of all spans' tokens, one after another."""
         result, offset = {}, 0
         for span in spans:
@@ -195,7 +190,7 @@ class ModelRunner:
                 first = offset + at
                 logits = self.runtime.logits(hidden[first : first + len(targets)])
                 parts.append(gather_logprobs(logits, targets, span.k, as_logits=self.sampler.report_logits))
-            result[span.req_id] = _concatenate(parts)
+            result[span.row] = _concatenate(parts)
             offset += span.end - span.start
         return result
 
@@ -203,10 +198,10 @@ class ModelRunner:
 class _PromptSpan:
     """Tokens start..end of a step whose next tokens, `targets`, are prompt tokens that want logprobs and the top k."""
 
-    __slots__ = ("end", "k", "req_id", "start", "targets")
+    __slots__ = ("end", "k", "row", "start", "targets")
 
-    def __init__(self, req_id: str, start: int, end: int, targets: np.ndarray, k: int) -> None:
-        self.req_id = req_id
+    def __init__(self, row: int, start: int, end: int, targets: np.ndarray, k: int) -> None:
+        self.row = row
         self.start = start
         self.end = end
         self.targets = targets

@@ -14,17 +14,16 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any, TypeVar
 
 import torch
 from subjects import print_columns
 
-from corespan.core.models.registry import resolve_decoder_config
 from corespan.core.scheduler.request import Request
 from corespan.core.scheduler.scheduler import Scheduler
 from corespan.core.worker.model_runner import ModelRunner
-from corespan.engine.output_processor import OutputProcessor
+from corespan.engine.outputs.output_processor import OutputProcessor
 from corespan.protocol.codec import MsgpackDecoder, MsgpackEncoder
 from corespan.protocol.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
 from corespan.protocol.outputs import EngineCoreOutputs
@@ -36,28 +35,24 @@ T = TypeVar("T")
 PARTS = ("schedule", "runner", "update", "encode", "decode", "shell")
 PROMPT_LENGTH = 16
 MAX_MODEL_LEN = 2048
-HF_CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "vocab_size": 64,
-    "hidden_size": 64,
-    "intermediate_size": 64,
-    "num_attention_heads": 2,
-    "num_hidden_layers": 1,
-    "max_position_embeddings": MAX_MODEL_LEN,
-}
+VOCAB_SIZE = 64
 
 
 class NoModel:
-    """Every token is 0."""
+    """A runtime that computes nothing: every token is 0."""
+
+    spec = SimpleNamespace(hidden_size=1)
 
     def __init__(self, num_reqs: int) -> None:
         self._hidden = torch.zeros(num_reqs * (PROMPT_LENGTH + 1), 1)
-        self._logits = torch.zeros(num_reqs, HF_CONFIG["vocab_size"])
+        self._logits = torch.zeros(num_reqs, VOCAB_SIZE)
 
-    def forward(self, token_ids: torch.Tensor, caches: Any, metadata: Any, rows: Any, embeds: Any) -> torch.Tensor:
-        return self._hidden[: len(token_ids) if rows is None else len(rows)]
+    def forward(
+        self, token_ids: torch.Tensor, metadata: Any, output_rows: torch.Tensor | None, prompt_embeds: Any
+    ) -> torch.Tensor:
+        return self._hidden[: len(token_ids if output_rows is None else output_rows)]
 
-    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self._logits[: len(hidden)]
 
 
@@ -86,8 +81,7 @@ class Steps:
     def __init__(self, num_running: int, turnover: int) -> None:
         config = make_config(num_running)
         self.scheduler = Scheduler(config, num_running * (MAX_MODEL_LEN // 16) // 4, log_stats=True)
-        self.runner = ModelRunner(config, resolve_decoder_config(config.model_config.hf_config))
-        self.runner.model = NoModel(num_running)  # type: ignore[assignment]
+        self.runner = ModelRunner(config, NoModel(num_running))  # type: ignore[arg-type]
         self.output_processor = OutputProcessor(None, log_stats=False)
         self.encoder, self.decoder = MsgpackEncoder(), MsgpackDecoder(EngineCoreOutputs)
         self.meter = Meter()
@@ -126,7 +120,7 @@ def make_config(num_running: int) -> VllmConfig:
             model="/nowhere",
             served_model_name="none",
             tokenizer=None,
-            hf_config=HF_CONFIG,
+            hf_config={"vocab_size": VOCAB_SIZE},
             dtype="float32",
             max_model_len=MAX_MODEL_LEN,
         ),

@@ -44,7 +44,7 @@ class FakeExecutor(Executor):
 
     def __init__(self, vllm_config: VllmConfig) -> None:
         self.options: dict[str, Any] = vllm_config.model_config.hf_config.get("fake", {})
-        self.requests: dict[str, tuple[int, list[int], int]] = {}  # seed, tokens, num computed
+        self.requests: dict[int, tuple[int, list[int], int]] = {}  # by row: seed, tokens, num computed
         self.asleep: set[str] = set()
         self.fuse: tuple[int, int] | None = None  # steps from now, and what to do then
 
@@ -158,34 +158,37 @@ class FakeExecutor(Executor):
             self.fuse = (steps - 1, trigger)
             if steps == 0:
                 obey([trigger])
-        for request_id in scheduler_output.removed_req_ids:
-            self.requests.pop(request_id, None)
+        for row in scheduler_output.removed_rows:
+            del self.requests[row]
         failed = {}
         for new in scheduler_output.scheduled_new_reqs:
-            self.requests[new.req_id] = (new.noise_seed, list(new.token_ids), new.num_computed_tokens)
+            self.requests[new.row] = (new.noise_seed, list(new.token_ids), new.num_computed_tokens)
             if FAIL_REQUEST in new.token_ids:
-                failed[new.req_id] = "told to fail"
+                failed[new.row] = "told to fail"
             obey(new.token_ids)
         sampled = {
-            request_id: token
-            for request_id, scheduled in scheduler_output.num_scheduled_tokens.items()
-            if request_id not in failed and (token := self.sample(request_id, scheduled)) is not None
+            row: token
+            for row, scheduled in zip(
+                scheduler_output.rows.tolist(), scheduler_output.num_scheduled_tokens.tolist(), strict=True
+            )
+            if row not in failed and (token := self.sample(row, scheduled)) is not None
         }
-        rows = len(sampled)
+        count = len(sampled)
+        token_ids = np.array(list(sampled.values()), dtype=np.int64)
         return ModelRunnerOutput(
-            req_ids=list(sampled),
-            sampled_token_ids=list(sampled.values()),
+            rows=np.array(list(sampled), dtype=np.int64),
+            sampled_token_ids=token_ids,
             logprobs=LogprobsArrays(
-                np.array(list(sampled.values()), np.int32).reshape(rows, 1).repeat(21, axis=1),
-                np.zeros((rows, 21), np.float32),
-                np.ones(rows, np.int32),
+                token_ids.astype(np.int32).reshape(count, 1).repeat(21, axis=1),
+                np.zeros((count, 21), np.float32),
+                np.ones(count, np.int32),
             ),
-            failed_reqs=failed,
+            failed=failed,
         )
 
-    def sample(self, request_id: str, num_scheduled: int) -> int | None:
-        seed, tokens, computed = self.requests[request_id]
-        self.requests[request_id] = (seed, tokens, computed + num_scheduled)
+    def sample(self, row: int, num_scheduled: int) -> int | None:
+        seed, tokens, computed = self.requests[row]
+        self.requests[row] = (seed, tokens, computed + num_scheduled)
         if computed + num_scheduled < len(tokens):
             return None
         if RAISE_LATER in tokens and len(tokens) >= LATER:

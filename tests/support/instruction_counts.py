@@ -14,6 +14,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import numpy as np
+
 import corespan
 
 ROOT = Path(corespan.__file__).parent
@@ -93,8 +95,7 @@ def _decode_step(running: int, waiting: int) -> int:
 
     def step() -> None:
         planned = scheduler.schedule()
-        names = list(planned.num_scheduled_tokens)
-        scheduler.update_from_output(planned, ModelRunnerOutput(names, [7] * len(names)))
+        scheduler.update_from_output(planned, ModelRunnerOutput(planned.rows, np.full(len(planned.rows), 7)))
 
     step()
     step()

@@ -29,7 +29,7 @@ def vllm_config(vocab_size: int, **model_fields: Any) -> VllmConfig:
 def new_request(
     params: SamplingParams, seed: int = 0, prompt: Sequence[int] = (1, 2, 3), output: Sequence[int] = ()
 ) -> NewRequestData:
-    return NewRequestData("r", [*prompt, *output], len(prompt), params, seed, [], 0)
+    return NewRequestData(0, [*prompt, *output], len(prompt), params, seed, [], 0)
 
 
 def sample_rows(

@@ -6,7 +6,10 @@ it finds stored for the position before, and its next token on what is stored fo
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from corespan.core.kv_cache.block_hash import BlockHasher
 from corespan.core.kv_cache.groups import FullAttention, LayerKind
@@ -87,48 +90,46 @@ class _BatchRow:
 class FakeRunner:
     """Keeps a batch from the scheduler's deltas, like the real one, and checks what it is told.
 
-    The ids in `fail_next` fail in the next step they are scheduled in, before anything of theirs is stored.
+    The rows in `fail_next` fail in the next step they are scheduled in, before anything of theirs is stored.
     """
 
     def __init__(self, block_size: int, kv_groups: Sequence[LayerKind] = (FullAttention(),)) -> None:
         self.block_size = block_size
         self.kv_groups = kv_groups
         self.stored: dict[tuple[int, int], int] = {}  # (block id, offset) -> what is stored there
-        self.batch: dict[str, _BatchRow] = {}
-        self.fail_next: set[str] = set()
-        self.num_computed: Counter[str] = Counter()  # tokens, by request
+        self.batch: dict[int, _BatchRow] = {}
+        self.fail_next: set[int] = set()
 
     def execute_model(self, step: SchedulerOutput) -> ModelRunnerOutput:
-        for request_id in step.removed_req_ids:
-            self.batch.pop(request_id, None)
+        for number in step.removed_rows:
+            del self.batch[number]
         self._take_deltas(step)
-        assert sum(step.num_scheduled_tokens.values()) == step.total_num_scheduled_tokens
-        output = ModelRunnerOutput([], [])
+        assert step.num_scheduled_tokens.sum() == step.total_num_scheduled_tokens
+        failed: dict[int, str] = {}
+        sampled: dict[int, int] = {}
         written: set[tuple[int, int]] = set()
-        for request_id, num_tokens in step.num_scheduled_tokens.items():
+        for number, num_tokens in zip(step.rows.tolist(), step.num_scheduled_tokens.tolist(), strict=True):
             assert num_tokens > 0
-            row = self.batch[request_id]
+            row = self.batch[number]
             start, row.num_computed = row.num_computed, row.num_computed + num_tokens
-            if request_id in self.fail_next:
-                self.fail_next.discard(request_id)
-                output.failed_reqs[request_id] = "made to fail"
+            if number in self.fail_next:
+                self.fail_next.discard(number)
+                failed[number] = "made to fail"
                 continue
             self._compute(row, start, start + num_tokens, written)
-            self.num_computed[request_id] += num_tokens
             if start + num_tokens == len(row.token_ids):
                 token_id = next_token(self._read(row, len(row.token_ids)), row.noise_seed, len(row.token_ids))
                 row.token_ids.append(token_id)
-                output.req_ids.append(request_id)
-                output.sampled_token_ids.append(token_id)
-        return output
+                sampled[number] = token_id
+        return ModelRunnerOutput(np.array(list(sampled)), np.array(list(sampled.values())), failed=failed)
 
     def _take_deltas(self, step: SchedulerOutput) -> None:
-        for request_id, block_ids in step.new_block_ids.items():
-            for known, new_ids in zip(self.batch[request_id].block_ids, block_ids, strict=True):
+        for number, block_ids in step.new_block_ids.items():
+            for known, new_ids in zip(self.batch[number].block_ids, block_ids, strict=True):
                 known += new_ids
         for new in step.scheduled_new_reqs:
-            assert new.req_id not in self.batch
-            self.batch[new.req_id] = _BatchRow(new)
+            assert new.row not in self.batch
+            self.batch[new.row] = _BatchRow(new)
 
     def _compute(self, row: _BatchRow, start: int, end: int, written: set[tuple[int, int]]) -> None:
         assert end <= len(row.token_ids)
@@ -155,6 +156,17 @@ class FakeRunner:
         return row.block_ids[group][position // self.block_size], position % self.block_size
 
 
+@dataclass
+class Step:
+    """What the scheduler planned, by request id."""
+
+    entered: dict[str, NewRequestData]
+    removed: set[str]
+    num_scheduled_tokens: dict[str, int]
+    structured: list[str]
+    grammar_bitmask: np.ndarray | None
+
+
 class Harness:
     """A scheduler and a fake runner, stepped by hand; keeps every output."""
 
@@ -172,7 +184,10 @@ class Harness:
         self.hasher = BlockHasher(self.block_size) if self.config.cache_config.enable_prefix_caching else None
         self.runner = FakeRunner(self.block_size, kv_groups)
         self.outputs: dict[str, list[EngineCoreOutput]] = {}
-        self.steps: list[SchedulerOutput] = []
+        self.steps: list[Step] = []
+        self.num_computed: Counter[str] = Counter()  # tokens, by request
+        self._ids: dict[int, str] = {}  # by row
+        self._fail_next: set[str] = set()
 
     def request(
         self, request_id: str, prompt: Sequence[int], params: SamplingParams | None = None, **fields: Any
@@ -187,15 +202,41 @@ class Harness:
         self.scheduler.add_request(request)
         return request
 
-    def step(self) -> SchedulerOutput:
-        """One whole step."""
-        step = self.scheduler.schedule()
-        self.take(step, self.runner.execute_model(step))
-        return step
+    def fail_next(self, request_id: str) -> None:
+        """Have the request fail in the next step it is scheduled in."""
+        self._fail_next.add(request_id)
 
-    def take(self, step: SchedulerOutput, output: ModelRunnerOutput) -> None:
-        self.steps.append(step)
-        for frame in self.scheduler.update_from_output(step, output).values():
+    def schedule(self) -> SchedulerOutput:
+        """The first half of a step; `steps` has it by request id."""
+        planned = self.scheduler.schedule()
+        removed = {self._ids.pop(row) for row in planned.removed_rows}
+        running = self.scheduler.table.running
+        self._ids.update((new.row, running[new.row].request_id) for new in planned.scheduled_new_reqs)
+        counts = zip(planned.rows.tolist(), planned.num_scheduled_tokens.tolist(), strict=True)
+        scheduled = {self._ids[row]: count for row, count in counts}
+        self.num_computed.update(scheduled)
+        failing = [row for row in planned.rows.tolist() if self._ids[row] in self._fail_next]
+        self.runner.fail_next.update(failing)
+        self._fail_next.difference_update(self._ids[row] for row in failing)
+        self.steps.append(
+            Step(
+                {self._ids[new.row]: new for new in planned.scheduled_new_reqs},
+                removed,
+                scheduled,
+                [self._ids[row] for row in planned.structured_rows],
+                planned.grammar_bitmask,
+            )
+        )
+        return planned
+
+    def step(self) -> Step:
+        """One whole step."""
+        planned = self.schedule()
+        self.take(planned, self.runner.execute_model(planned))
+        return self.steps[-1]
+
+    def take(self, planned: SchedulerOutput, output: ModelRunnerOutput) -> None:
+        for frame in self.scheduler.update_from_output(planned, output).values():
             for one in frame.outputs:
                 self.outputs.setdefault(one.request_id, []).append(one)
 
@@ -230,7 +271,8 @@ def check_blocks(scheduler: Scheduler) -> None:
     manager = scheduler.kv_cache_manager
     pool = manager.block_pool
     holders = [set(group.blocks) for group in manager.groups]
-    assert all(ids == set(scheduler.table.running) for ids in holders)
+    running = {request.request_id for request in scheduler.table.running.values()}
+    assert all(ids == running for ids in holders)
     users = Counter(block.block_id for group in manager.groups for blocks in group.blocks.values() for block in blocks)
     users[0] += 1  # the pool itself
     free = [block.block_id for block in pool.free_queue.to_list()]

@@ -1,5 +1,7 @@
 """Drives a ModelRunner with hand-made scheduler outputs: blocks are dealt out in order, chunks as the test says."""
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -8,6 +10,7 @@ import numpy as np
 from corespan.core.scheduler.runner_messages import ModelRunnerOutput, NewRequestData, SchedulerOutput
 from corespan.core.worker.worker import Worker
 from corespan.protocol.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
+from corespan.protocol.outputs import LogprobsArrays
 from corespan.protocol.params import SamplingParams
 
 
@@ -34,6 +37,7 @@ def make_vllm_config(
 
 @dataclass
 class DrivenRequest:
+    row: int
     token_ids: list[int]
     num_prompt_tokens: int
     params: SamplingParams
@@ -48,6 +52,17 @@ class DrivenRequest:
         return self.token_ids[self.num_prompt_tokens :]
 
 
+@dataclass
+class StepResult:
+    """The runner's output, by the test's names."""
+
+    req_ids: list[str]
+    sampled_token_ids: list[int]
+    logprobs: LogprobsArrays | None
+    prompt_logprobs: dict[str, LogprobsArrays]
+    failed: dict[str, str]
+
+
 class StepDriver:
     """A scheduler reduced to the test's wishes: `step` computes exactly the chunks it is told."""
 
@@ -57,7 +72,7 @@ class StepDriver:
         self.block_size = worker.vllm_config.cache_config.block_size
         self.next_block = 1
         self.requests: dict[str, DrivenRequest] = {}
-        self.removed: set[str] = set()
+        self._removed_rows: list[int] = []
 
     def add(
         self,
@@ -71,7 +86,9 @@ class StepDriver:
     ) -> None:
         """`shared_with`: begin with that request's first `num_shared_blocks` blocks, as after a prefix-cache hit."""
         block_ids = self.requests[shared_with].block_ids[:num_shared_blocks] if shared_with else []
+        taken = {request.row for request in self.requests.values()}
         self.requests[req_id] = DrivenRequest(
+            next(row for row in itertools.count() if row not in taken),
             list(prompt),
             len(prompt),
             params or SamplingParams(temperature=0, max_tokens=1000),
@@ -81,31 +98,49 @@ class StepDriver:
         )
 
     def remove(self, req_id: str) -> None:
-        del self.requests[req_id]
-        self.removed.add(req_id)
+        request = self.requests.pop(req_id)
+        if request.entered:
+            self._removed_rows.append(request.row)
 
-    def step(self, chunks: dict[str, int]) -> ModelRunnerOutput:
-        """Compute so many tokens of each request and append what was sampled."""
+    def step(
+        self, chunks: dict[str, int], structured: Sequence[str] = (), bitmask: np.ndarray | None = None
+    ) -> StepResult:
+        """Compute so many tokens of each request and append what was sampled. `bitmask` has a line for each of
+        `structured`.
+        """
         new, new_block_ids = [], {}
         for req_id, count in chunks.items():
             request = self.requests[req_id]
             fresh = self._grow(request, request.computed + count)
             if request.entered:
-                new_block_ids[req_id] = [fresh]
+                new_block_ids[request.row] = [fresh]
             else:
-                new.append(self._new_request_data(req_id, request))
+                new.append(self._new_request_data(request))
                 request.entered = True
-        removed, self.removed = self.removed, set()
-        output = self.worker.execute_model(
-            SchedulerOutput(new, new_block_ids, dict(chunks), sum(chunks.values()), removed)
-        )
+        removed, self._removed_rows = self._removed_rows, []
+        rows = np.array([self.requests[req_id].row for req_id in chunks], dtype=np.int64)
+        lengths = np.array(list(chunks.values()), dtype=np.int64)
+        planned = SchedulerOutput(new, removed, rows, lengths, sum(chunks.values()), new_block_ids)
+        planned.structured_rows = [self.requests[req_id].row for req_id in structured]
+        planned.grammar_bitmask = bitmask
+        result = self._named(self.worker.execute_model(planned))
         for req_id, count in chunks.items():
             self.requests[req_id].computed += count
-        for req_id, token in zip(output.req_ids, output.sampled_token_ids, strict=True):
+        for req_id, token in zip(result.req_ids, result.sampled_token_ids, strict=True):
             self.requests[req_id].token_ids.append(token)
-        for req_id, logprobs in output.prompt_logprobs.items():
+        for req_id, logprobs in result.prompt_logprobs.items():
             self.requests[req_id].prompt_logprobs.append(logprobs)
-        return output
+        return result
+
+    def _named(self, output: ModelRunnerOutput) -> StepResult:
+        name_of = {request.row: req_id for req_id, request in self.requests.items()}
+        return StepResult(
+            [name_of[row] for row in output.rows.tolist()],
+            output.sampled_token_ids.tolist(),
+            output.logprobs,
+            {name_of[row]: logprobs for row, logprobs in output.prompt_logprobs.items()},
+            {name_of[row]: error for row, error in output.failed.items()},
+        )
 
     def flush(self) -> None:
         """Tell the runner of removals without computing anything."""
@@ -133,8 +168,8 @@ class StepDriver:
         self.next_block += count
         return list(range(self.next_block - count, self.next_block))
 
-    def _new_request_data(self, req_id: str, request: DrivenRequest) -> NewRequestData:
+    def _new_request_data(self, request: DrivenRequest) -> NewRequestData:
         return NewRequestData(
-            req_id, request.token_ids, request.num_prompt_tokens, request.params, 0, [request.block_ids],
+            request.row, request.token_ids, request.num_prompt_tokens, request.params, 0, [request.block_ids],
             request.computed, request.prompt_embeds,
         )  # fmt: skip

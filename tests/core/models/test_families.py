@@ -70,12 +70,12 @@ def engine_logits(
     """Logits of every position from `computed` on, computed chunk by chunk."""
     batch, runtime = family.worker.model_runner.batch, family.worker.runtime
     params = SamplingParams(temperature=0)
-    batch.add(NewRequestData("probe", token_ids, len(token_ids), params, 0, [block_ids], computed))
+    batch.add(NewRequestData(0, token_ids, len(token_ids), params, 0, [block_ids], computed))
     logits = []
     for chunk in chunks:
-        inputs = batch.prepare({"probe": chunk})
+        inputs = batch.prepare(np.array([0]), np.array([chunk]))
         logits.append(runtime.logits(runtime.forward(inputs.input_ids, inputs.metadata)).clone())
-    batch.remove("probe")
+    batch.remove(0)
     return torch.cat(logits)
 
 

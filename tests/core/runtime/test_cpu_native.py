@@ -100,12 +100,12 @@ def test_native_logits_are_the_same_bits_alone(native: Worker, prompts: list[lis
 @torch.inference_mode()
 def test_states_of_some_tokens_are_the_same_bits_as_those_of_all(native: Worker, rows: list[int]) -> None:
     native.initialize_kv_cache(32)
-    runner, runtime, lengths = native.model_runner, native.runtime, {"a": 1, "b": 1, "c": 20, "d": 33}
+    runner, runtime, lengths = native.model_runner, native.runtime, [1, 1, 20, 33]
     tokens = np.random.default_rng(7).integers(0, 320, 33).tolist()
-    for index, (req_id, length) in enumerate(lengths.items()):
+    for index, length in enumerate(lengths):
         blocks = [1 + 3 * index, 2 + 3 * index, 3 + 3 * index]
-        runner.batch.add(NewRequestData(req_id, tokens[:length], length, SamplingParams(), 0, [blocks], 0))
-    inputs = runner.batch.prepare(lengths)
+        runner.batch.add(NewRequestData(index, tokens[:length], length, SamplingParams(), 0, [blocks], 0))
+    inputs = runner.batch.prepare(np.arange(4), np.array(lengths))
 
     def states(output_rows: torch.Tensor | None) -> torch.Tensor:
         metadata = replace(inputs.metadata)  # another step, as far as the model can tell
@@ -116,8 +116,8 @@ def test_states_of_some_tokens_are_the_same_bits_as_those_of_all(native: Worker,
     for cache in runtime.kv_caches:
         cache.zero_()
     some = states(torch.tensor(rows, dtype=torch.int64))
-    for req_id in lengths:
-        runner.batch.remove(req_id)
+    for row in range(4):
+        runner.batch.remove(row)
     assert torch.equal(some, every[rows])
 
 

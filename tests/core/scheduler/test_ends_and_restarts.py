@@ -17,7 +17,7 @@ def test_abort_frees_blocks_at_once_and_ignores_unknown_ids() -> None:
     assert h.scheduler.finish_requests(["2:a"]) == []
     assert h.scheduler.finish_requests(None) == [("b", 0)]
     assert h.scheduler.has_requests()  # the runner has still to be told
-    assert h.step().removed_req_ids == {"2:a", "b"}
+    assert h.step().removed == {"2:a", "b"}
     assert not h.scheduler.has_requests() and not h.runner.batch
     assert h.finish_reason("a") is None
 
@@ -69,14 +69,14 @@ def test_a_restarted_request_that_had_all_its_tokens_just_ends() -> None:
     h.run()
     assert h.tokens("a") == []
     assert h.finish_reason("a") is FinishReason.LENGTH
-    assert h.steps[0].total_num_scheduled_tokens == 0
+    assert not h.steps[0].num_scheduled_tokens
 
 
 def test_a_failing_request_ends_alone() -> None:
     h = Harness()
     h.add("bad", prompt(20))
     h.add("good", prompt(20, 3))
-    h.runner.fail_next.add("bad")
+    h.fail_next("bad")
     h.run()
     assert h.finish_reason("bad") is FinishReason.ERROR
     assert h.outputs["bad"][-1].stop_reason == "made to fail"
@@ -89,7 +89,7 @@ def test_whoever_shared_blocks_with_a_failing_request_computes_them_anew() -> No
     h.add("bad", prompt(40))
     for index in range(3):
         h.add(f"c{index}", prompt(60), noise_seed=index)  # c1 and c2 also share a block that c0 fills from junk
-    h.runner.fail_next.add("bad")
+    h.fail_next("bad")
     h.step()
     assert all(h.tokens(f"c{index}") == [] for index in range(3))
     check_blocks(h.scheduler)
@@ -103,8 +103,8 @@ def test_an_abort_between_a_failure_and_those_who_share_leaves_no_junk_in_the_ca
     h = Harness()
     h.add("bad", prompt(60))
     h.add("aborted", prompt(70))
-    h.runner.fail_next.add("bad")
-    step = h.scheduler.schedule()
+    h.fail_next("bad")
+    step = h.schedule()
     output = h.runner.execute_model(step)
     h.scheduler.finish_requests(["bad", "aborted"])
     h.take(step, output)

@@ -4,10 +4,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scheduling import Harness, expected_tokens, greedy, prompt
+from scheduling import Harness, Step, expected_tokens, greedy, prompt
 
 from corespan.core.scheduler.request import Request, RequestStatus
-from corespan.core.scheduler.runner_messages import ModelRunnerOutput, SchedulerOutput
+from corespan.core.scheduler.runner_messages import ModelRunnerOutput
 from corespan.core.scheduler.shell_outputs import row_of
 from corespan.protocol.outputs import FinishReason, LogprobsArrays
 from corespan.protocol.params import SamplingParams
@@ -24,21 +24,21 @@ def logprobs_of(positions: range, columns: int) -> LogprobsArrays:
 class LogprobsHarness(Harness):
     """Its runner reports prompt logprobs for each chunk and logprobs with three columns for each token."""
 
-    def step(self) -> SchedulerOutput:
-        step = self.scheduler.schedule()
-        chunks: dict[str, LogprobsArrays] = {}
-        for request_id, num_tokens in step.num_scheduled_tokens.items():
-            request = self.scheduler.table.requests[request_id]
+    def step(self) -> Step:
+        planned = self.schedule()
+        chunks: dict[int, LogprobsArrays] = {}
+        for row, num_tokens in zip(planned.rows.tolist(), planned.num_scheduled_tokens.tolist(), strict=True):
+            request = self.scheduler.table.running[row]
             if request.sampling_params.prompt_logprobs is not None:
                 end = min(request.num_computed_tokens, request.num_prompt_tokens - 1)
                 start = request.num_computed_tokens - num_tokens
                 if end > start:
-                    chunks[request_id] = logprobs_of(range(start, end), 2)
-        output = self.runner.execute_model(step)
+                    chunks[row] = logprobs_of(range(start, end), 2)
+        output = self.runner.execute_model(planned)
         output.prompt_logprobs = chunks
-        output.logprobs = logprobs_of(range(len(output.req_ids)), 3)
-        self.take(step, output)
-        return step
+        output.logprobs = logprobs_of(range(len(output.rows)), 3)
+        self.take(planned, output)
+        return self.steps[-1]
 
 
 def prompt_positions(h: Harness, request_id: str) -> list[list[int]]:
@@ -197,10 +197,10 @@ def test_the_mask_covers_those_that_sample_in_the_step(grammars: FakeGrammars) -
     h.add("free", prompt(4, 7))
     h.add("long", prompt(20, 3), constrained())
     steps = [h.step() for _ in range(2)]
-    assert [step.structured_req_ids for step in steps] == [["short"], ["short", "long"]]
+    assert [step.structured for step in steps] == [["short"], ["short", "long"]]
     for step in steps:
         assert step.grammar_bitmask is not None
-        assert step.grammar_bitmask.shape == (len(step.structured_req_ids), 2)
+        assert step.grammar_bitmask.shape == (len(step.structured), 2)
     h.run()
 
 
@@ -244,7 +244,7 @@ def test_a_request_may_be_aborted_while_its_grammar_is_compiled(grammars: FakeGr
     assert h.scheduler.finish_requests(["json"]) == [("json", 0)]
     grammars.ready.add("json")
     assert not h.scheduler.has_requests()
-    assert h.step().total_num_scheduled_tokens == 0
+    assert not h.step().num_scheduled_tokens
 
 
 def test_without_a_grammar_manager_a_constrained_request_ends_with_an_error() -> None:

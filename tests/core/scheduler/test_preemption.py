@@ -17,8 +17,8 @@ def test_fcfs_preempts_the_last_and_it_comes_back_before_new_ones() -> None:
     h.add("c", prompt(2), greedy(2))
     h.run()
     first_seen = {name: next(i for i, s in enumerate(h.steps) if name in s.num_scheduled_tokens) for name in "abc"}
-    back = next(i for i, s in enumerate(h.steps) if "b" in s.removed_req_ids)
-    resumed = next(i for i, s in enumerate(h.steps) if i > back and any(n.req_id == "b" for n in s.scheduled_new_reqs))
+    back = next(i for i, s in enumerate(h.steps) if "b" in s.removed)
+    resumed = next(i for i, s in enumerate(h.steps) if i > back and "b" in s.entered)
     assert resumed <= first_seen["c"]
     for name in "ab":
         assert h.tokens(name) == expected_tokens(prompt(11), count=12)
@@ -35,7 +35,7 @@ def test_priority_preempts_the_least_important_even_if_it_is_planned_already() -
         check_blocks(h.scheduler)
     assert [request.request_id for request in h.scheduler.table.preempted] == ["low"]
     assert step.num_scheduled_tokens == {"high": 1}
-    assert step.removed_req_ids == {"low"} and not step.scheduled_new_reqs
+    assert step.removed == {"low"} and not step.entered
     h.run()
     assert h.tokens("low") == expected_tokens(prompt(10), count=12)
     assert h.tokens("high") == expected_tokens(prompt(12), count=12)
@@ -48,10 +48,10 @@ def test_what_a_preempted_request_was_planned_to_compute_is_not_found_in_the_cac
     h.add("high", prompt(8, 13), greedy(7), priority=1)
     while not h.scheduler.table.preempted:
         h.step()
-    assert h.runner.num_computed["low"] == 28
-    while not any(new.req_id == "low" for new in h.step().scheduled_new_reqs):
+    assert h.num_computed["low"] == 28
+    while "low" not in (entered := h.step().entered):
         pass
-    assert h.steps[-1].scheduled_new_reqs[0].num_computed_tokens == 28
+    assert entered["low"].num_computed_tokens == 28
     h.run()
     assert h.tokens("low") == expected_tokens(prompt(38), count=4)
     assert h.tokens("high") == expected_tokens(prompt(8, 13), count=7)
@@ -62,8 +62,8 @@ def test_a_preempted_request_finds_what_it_had_computed() -> None:
     h.add("a", prompt(40), greedy(12))
     for _ in range(10):
         h.step()
-    h.scheduler._preempt(h.scheduler.table.running["a"])
-    (new,) = h.step().scheduled_new_reqs
+    h.scheduler._preempt(h.scheduler.table.requests["a"])
+    (new,) = h.step().entered.values()
     assert (len(new.token_ids), new.num_computed_tokens) == (50, 48)
     h.run()
     assert h.tokens("a") == expected_tokens(prompt(40), count=12)
@@ -74,8 +74,8 @@ def test_a_request_taken_out_of_a_plan_gives_its_tokens_back() -> None:
     request = h.request("a", prompt(4))
     plan = StepPlan(budget=10)
     plan.add(request, 4)
-    plan.new_blocks["a"] = [1]
-    assert (plan.budget, request.num_computed_tokens, plan.num_tokens) == (6, 4, {"a": 4})
+    plan.new_blocks[request.row] = [1]
+    assert (plan.budget, request.num_computed_tokens, plan.num_tokens) == (6, 4, {request.row: 4})
     plan.drop(request)
     plan.drop(request)
     assert (plan.budget, request.num_computed_tokens, plan.num_tokens, plan.new_blocks) == (10, 0, {}, {})
@@ -114,7 +114,7 @@ def test_resetting_the_cache_with_running_requests_makes_them_compute_everything
     assert h.scheduler.kv_cache_manager.usage == 0
     h.runner.stored.clear()
     step = h.step()
-    assert [(new.req_id, new.num_computed_tokens) for new in step.scheduled_new_reqs] == [("a", 0), ("b", 0), ("c", 0)]
+    assert [(name, new.num_computed_tokens) for name, new in step.entered.items()] == [("a", 0), ("b", 0), ("c", 0)]
     h.run()
     for index, name in enumerate("abc"):
         assert h.tokens(name) == expected_tokens(prompt(20, index), count=10)

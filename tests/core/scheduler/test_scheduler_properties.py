@@ -4,11 +4,10 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from scheduling import Harness, check_blocks, expected_tokens, greedy, stored_for
+from scheduling import Harness, Step, check_blocks, expected_tokens, greedy, stored_for
 
 from corespan.core.kv_cache.groups import FullAttention, KVCacheConfig, LayerKind, SlidingWindow
 from corespan.core.scheduler.request import Request, RequestStatus
-from corespan.core.scheduler.runner_messages import SchedulerOutput
 from corespan.protocol.outputs import FinishReason
 
 BLOCK_SIZE = 4
@@ -93,16 +92,16 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule()
     def step(self) -> None:
-        step = self.h.scheduler.schedule()
-        assert step.total_num_scheduled_tokens <= self.budget
+        planned = self.h.schedule()
+        assert planned.total_num_scheduled_tokens <= self.budget
         assert len(self.h.scheduler.table.running) <= self.max_num_seqs
-        self.check_order(step)
-        self.h.take(step, self.h.runner.execute_model(step))
+        self.check_order(self.h.steps[-1])
+        self.h.take(planned, self.h.runner.execute_model(planned))
 
-    def check_order(self, step: SchedulerOutput) -> None:
+    def check_order(self, step: Step) -> None:
         """Nobody enters before one who waits and whose turn was earlier; nobody enters while others give way."""
         table = self.h.scheduler.table
-        entered = [table.order_key(table.requests[new.req_id]) for new in step.scheduled_new_reqs]
+        entered = [table.order_key(table.requests[request_id]) for request_id in step.entered]
         waiting = [table.order_key(request) for request in (*table.waiting, *table.preempted)]
         assert entered == sorted(entered)
         assert not entered or not waiting or entered[-1] < min(waiting)
@@ -120,17 +119,17 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def abort_while_the_model_runs(self, data: st.DataObject) -> None:
         request_id = data.draw(st.sampled_from([r.request_id for r in self.h.scheduler.table.running.values()]))
-        step = self.h.scheduler.schedule()
-        output = self.h.runner.execute_model(step)
+        planned = self.h.schedule()
+        output = self.h.runner.execute_model(planned)
         if self.h.scheduler.finish_requests([request_id]):
             self.dropped.add(request_id)
-        self.h.take(step, output)
+        self.h.take(planned, output)
 
     @precondition(lambda self: self.h.scheduler.table.requests)
     @rule(data=st.data())
     def fail(self, data: st.DataObject) -> None:
         request_id = data.draw(st.sampled_from(sorted(self.h.scheduler.table.requests)))
-        self.h.runner.fail_next.add(request_id)
+        self.h.fail_next(request_id)
 
     @rule(running_too=st.booleans())
     def reset_prefix_cache(self, running_too: bool) -> None:

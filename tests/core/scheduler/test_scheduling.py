@@ -157,7 +157,7 @@ def test_outputs_are_sorted_by_client_and_statistics_go_to_the_first() -> None:
     h = Harness()
     for name, client_index in (("a", 1), ("b", 0), ("c", 1)):
         h.add(name, prompt(20), client_index=client_index)
-    step = h.scheduler.schedule()
+    step = h.schedule()
     frames = h.scheduler.update_from_output(step, h.runner.execute_model(step))
     assert {index: [o.request_id for o in frame.outputs] for index, frame in frames.items()} == {
         1: ["a", "c"],
@@ -173,7 +173,7 @@ def test_outputs_are_sorted_by_client_and_statistics_go_to_the_first() -> None:
 def test_without_statistics_a_step_without_outputs_says_nothing() -> None:
     h = Harness(log_stats=False, max_num_batched_tokens=64)
     h.add("a", prompt(100))
-    step = h.scheduler.schedule()
+    step = h.schedule()
     assert h.scheduler.update_from_output(step, h.runner.execute_model(step)) == {}
 
 
@@ -202,7 +202,7 @@ def test_paused_all_freezes_everything() -> None:
     h.scheduler.pause_state = PauseState.PAUSED_ALL
     h.add("b", prompt(4))
     assert h.scheduler.get_num_unfinished_requests() == 0 and not h.scheduler.has_requests()
-    assert h.step().total_num_scheduled_tokens == 0
+    assert not h.step().num_scheduled_tokens
     h.scheduler.pause_state = PauseState.UNPAUSED
     h.run()
     assert h.tokens("a") == expected_tokens(prompt(20))

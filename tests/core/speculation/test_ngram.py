@@ -78,12 +78,12 @@ def test_drafts_that_do_not_hold_become_seldom_and_short() -> None:
 
 
 def test_lines_are_kept_while_draft_and_draw_agree() -> None:
-    req_ids = ["a", "b", "b", "b", "c", "d", "d"]
-    ahead = lines_ahead(req_ids)
+    rows = np.array([0, 3, 3, 3, 1, 2, 2])
+    ahead = lines_ahead(rows)
     assert ahead.tolist() == [0, 0, 1, 2, 0, 0, 1]
-    drafts = {"b": [7, 8], "d": [5]}
-    assert kept_lines(req_ids, ahead, np.array([1, 7, 9, 3, 4, 5, 6]), drafts).tolist() == [0, 1, 2, 4, 5, 6]
-    assert kept_lines(req_ids, ahead, np.array([1, 0, 8, 3, 4, 0, 6]), drafts).tolist() == [0, 1, 4, 5]
+    drafts = {3: [7, 8], 2: [5]}
+    assert kept_lines(rows, ahead, np.array([1, 7, 9, 3, 4, 5, 6]), drafts).tolist() == [0, 1, 2, 4, 5, 6]
+    assert kept_lines(rows, ahead, np.array([1, 0, 8, 3, 4, 0, 6]), drafts).tolist() == [0, 1, 4, 5]
 
 
 def test_the_options_entries_are_checked_by_name() -> None:

@@ -11,6 +11,7 @@ from corespan.core.worker.input_batch import InputBatch, StepInputs
 from corespan.protocol.params import SamplingParams
 
 BLOCK_SIZE = 4
+NUM_ROWS = 8
 MAX_MODEL_LEN = 64
 
 
@@ -18,32 +19,32 @@ class Batch:
     """An `InputBatch` under requests whose tokens are random. `anew`: it puts every step together from the start."""
 
     def __init__(self, anew: bool) -> None:
-        self.batch = InputBatch(8, MAX_MODEL_LEN, BLOCK_SIZE)
+        self.batch = InputBatch(NUM_ROWS, MAX_MODEL_LEN, BLOCK_SIZE)
         self.anew = anew
         self.num_blocks = 0
-        self.computed: dict[str, int] = {}
-        self.blocks: dict[str, int] = {}
+        self.computed: dict[int, int] = {}
+        self.blocks: dict[int, int] = {}
 
-    def add(self, req_id: str, token_ids: list[int]) -> None:
-        self.computed[req_id] = self.blocks[req_id] = 0
-        self.batch.add(NewRequestData(req_id, token_ids, len(token_ids), SamplingParams(), 0, [[]], 0))
+    def add(self, row: int, token_ids: list[int]) -> None:
+        self.computed[row] = self.blocks[row] = 0
+        self.batch.add(NewRequestData(row, token_ids, len(token_ids), SamplingParams(), 0, [[]], 0))
 
-    def remove(self, req_id: str) -> None:
-        del self.computed[req_id]
-        self.batch.remove(req_id)
+    def remove(self, row: int) -> None:
+        del self.computed[row]
+        self.batch.remove(row)
 
-    def step(self, chunks: dict[str, int], sampled: int) -> StepInputs:
+    def step(self, chunks: dict[int, int], sampled: int) -> StepInputs:
         """A copy of the step's inputs; every request that samples gets the token `sampled`."""
-        for req_id, count in chunks.items():
-            self.computed[req_id] += count
-            while self.blocks[req_id] * BLOCK_SIZE < self.computed[req_id]:
+        for row, count in chunks.items():
+            self.computed[row] += count
+            while self.blocks[row] * BLOCK_SIZE < self.computed[row]:
                 self.num_blocks += 1
-                self.blocks[req_id] += 1
-                self.batch.append_blocks(self.batch.row_of[req_id], [self.num_blocks])
+                self.blocks[row] += 1
+                self.batch.append_blocks(row, [self.num_blocks])
         if self.anew:  # a request that comes and goes ends whatever went on
-            self.add("visitor", [1])
-            self.remove("visitor")
-        inputs = self.batch.prepare(chunks)
+            self.add(NUM_ROWS - 1, [1])
+            self.remove(NUM_ROWS - 1)
+        inputs = self.batch.prepare(np.array(list(chunks)), np.array(list(chunks.values())))
         inputs.sampled = np.full(len(inputs.sampling_rows), sampled)
         copy = deepcopy(inputs)
         used = -(-copy.metadata.max_seq_len // BLOCK_SIZE)
@@ -64,24 +65,25 @@ def assert_equal(found: StepInputs, expected: StepInputs) -> None:
 def test_steps_that_go_on_equal_steps_that_are_put_together_anew() -> None:
     chance = np.random.default_rng(3)
     batches = [Batch(anew=False), Batch(anew=True)]
-    lengths: dict[str, int] = {}  # tokens of each request so far
+    lengths: dict[int, int] = {}  # tokens of each request so far, by row
     num_continued = 0
-    for number in range(600):
+    for _ in range(600):
         if len(lengths) < 6 and chance.random() < 0.1:
-            req_id, token_ids = str(number), chance.integers(0, 300, chance.integers(1, 12)).tolist()
-            lengths[req_id] = len(token_ids)
+            row = min(set(range(NUM_ROWS)) - lengths.keys())
+            token_ids = chance.integers(0, 300, chance.integers(1, 12)).tolist()
+            lengths[row] = len(token_ids)
             for batch in batches:
-                batch.add(req_id, token_ids)
-        for req_id in [key for key, length in lengths.items() if length == MAX_MODEL_LEN or chance.random() < 0.005]:
-            del lengths[req_id]
+                batch.add(row, token_ids)
+        for row in [row for row, length in lengths.items() if length == MAX_MODEL_LEN or chance.random() < 0.005]:
+            del lengths[row]
             for batch in batches:
-                batch.remove(req_id)
-        left_out = {req_id for req_id in lengths if chance.random() < 0.01}
+                batch.remove(row)
+        left_out = {row for row in lengths if chance.random() < 0.01}
         computed = batches[0].computed
         chunks = {
-            req_id: min(length - computed[req_id], int(chance.integers(1, 8)))
-            for req_id, length in lengths.items()
-            if req_id not in left_out
+            row: min(length - computed[row], int(chance.integers(1, 8)))
+            for row, length in lengths.items()
+            if row not in left_out
         }
         if not chunks:
             continue
@@ -90,16 +92,16 @@ def test_steps_that_go_on_equal_steps_that_are_put_together_anew() -> None:
         found, expected = (batch.step(chunks, token_id) for batch in batches)
         assert_equal(found, expected)
         num_continued += batches[0].batch._step is before
-        for req_id in found.sampling_ids:
-            lengths[req_id] += 1
+        for row in found.sampling_rows.tolist():
+            lengths[row] += 1
     assert num_continued > 200
 
 
 def test_a_row_taken_again_names_no_block_of_its_former_request() -> None:
     batch = InputBatch(2, MAX_MODEL_LEN, BLOCK_SIZE)
-    batch.add(NewRequestData("former", [1] * 12, 12, SamplingParams(), 0, [[7, 8, 9]], 0))
-    batch.remove("former")
-    batch.add(NewRequestData("short", [1], 1, SamplingParams(), 0, [[5]], 0))
-    batch.add(NewRequestData("long", [1] * 12, 12, SamplingParams(), 0, [[1, 2, 3]], 0))
-    inputs = batch.prepare({"short": 1, "long": 12})
+    batch.add(NewRequestData(0, [1] * 12, 12, SamplingParams(), 0, [[7, 8, 9]], 0))
+    batch.remove(0)
+    batch.add(NewRequestData(0, [1], 1, SamplingParams(), 0, [[5]], 0))
+    batch.add(NewRequestData(1, [1] * 12, 12, SamplingParams(), 0, [[1, 2, 3]], 0))
+    inputs = batch.prepare(np.array([0, 1]), np.array([1, 12]))
     assert inputs.metadata.block_table[:, :3].tolist() == [[5, 0, 0], [1, 2, 3]]

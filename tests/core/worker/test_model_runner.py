@@ -8,7 +8,7 @@ import pytest
 import torch
 from step_driver import StepDriver
 
-from corespan.core.scheduler.runner_messages import NewRequestData, SchedulerOutput
+from corespan.core.scheduler.runner_messages import SchedulerOutput
 from corespan.core.worker.worker import Worker
 from corespan.protocol.params import SamplingParams
 
@@ -165,36 +165,27 @@ def test_embeddings_of_a_wrong_shape_fail_that_request_alone(driver: StepDriver)
     driver.add("bad", [0, 0], prompt_embeds=np.zeros((2, 63), dtype=np.float32))
     output = driver.step({"good": 40, "bad": 2})
     assert output.req_ids == ["good"]
-    assert output.failed_reqs == {"bad": "prompt_embeds are of shape [2, 63], expected [2, 64]"}
+    assert output.failed == {"bad": "prompt_embeds are of shape [2, 63], expected [2, 64]"}
     driver.remove("bad")
-    assert driver.step({"good": 1}).failed_reqs == {}
+    assert driver.step({"good": 1}).failed == {}
 
 
 def test_a_request_that_may_draw_nothing_fails_alone(driver: StepDriver) -> None:
     driver.add("good", PROMPT, greedy(logprobs=0))
     driver.add("bad", PROMPT[:7], greedy(logprobs=0))
-    chunks = {"bad": 7, "good": 40}
-    for req_id in chunks:
-        driver.requests[req_id].block_ids = driver.take_blocks(3)
-    new = [driver._new_request_data(req_id, driver.requests[req_id]) for req_id in chunks]
     nothing = np.zeros((1, 10), dtype=np.int32)
-    step = SchedulerOutput(new, {}, chunks, 47, set(), ["bad"], nothing)
-    output = driver.worker.execute_model(step)
+    output = driver.step({"bad": 7, "good": 40}, ["bad"], nothing)
     assert output.req_ids == ["good"]
     assert output.logprobs is not None and output.logprobs.token_ids[:, 0].tolist() == output.sampled_token_ids
-    assert list(output.failed_reqs) == ["bad"]
+    assert list(output.failed) == ["bad"]
 
 
 def test_a_grammar_binds_its_own_request_only(driver: StepDriver) -> None:
     driver.add("free", PROMPT)
     driver.add("bound", PROMPT)
-    for req_id in ("free", "bound"):
-        driver.requests[req_id].block_ids = driver.take_blocks(3)
-    new = [driver._new_request_data(req_id, driver.requests[req_id]) for req_id in ("free", "bound")]
     only_token_33 = np.zeros((1, 10), dtype=np.int32)
     only_token_33[0, 1] = 2
-    step = SchedulerOutput(new, {}, {"free": 40, "bound": 40}, 80, set(), ["bound"], only_token_33)
-    output = driver.worker.execute_model(step)
+    output = driver.step({"free": 40, "bound": 40}, ["bound"], only_token_33)
     tokens = dict(zip(output.req_ids, output.sampled_token_ids, strict=True))
     assert tokens["bound"] == 33
     assert tokens["free"] != 33
@@ -208,17 +199,6 @@ def test_a_sequence_may_fill_max_model_len_to_the_last_token(driver: StepDriver)
 
 
 def test_an_empty_step_does_nothing(driver: StepDriver) -> None:
-    output = driver.worker.execute_model(SchedulerOutput([], {}, {}, 0, {"unknown"}))
-    assert (output.req_ids, output.failed_reqs) == ([], {})
-
-
-def test_token_ids_may_be_a_live_list_of_the_scheduler(driver: StepDriver) -> None:
-    token_ids = list(PROMPT)
-    new = NewRequestData("r", token_ids, 40, greedy(), 0, [driver.take_blocks(4)], 0)
-    first = driver.worker.execute_model(SchedulerOutput([new], {}, {"r": 40}, 40, set()))
-    token_ids.append(first.sampled_token_ids[0])
-    second = driver.worker.execute_model(SchedulerOutput([], {}, {"r": 1}, 1, set()))
-    driver.add("again", PROMPT)
-    driver.removed.add("r")
-    driver.run(2)
-    assert first.sampled_token_ids + second.sampled_token_ids == driver.requests["again"].output
+    nobody = np.empty(0, dtype=np.int64)
+    output = driver.worker.execute_model(SchedulerOutput([], [3], nobody, nobody, 0))
+    assert (output.rows.tolist(), output.failed) == ([], {})
