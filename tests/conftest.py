@@ -10,14 +10,14 @@ from tiny_llama import build_tiny_llama
 
 # `clients` imports the engines; tests of the lower rooms run without them.
 
-BELOW_THE_ENGINES = {"client", "core", "protocol"}
+WITHOUT_PROCESSES = {"core", "protocol"}
 
 
 @pytest.fixture(scope="session", autouse=True)
 def server_of_cores(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Has the cores of engines be forked, unless a test asks for `real_cores`."""
+    """Has cores be forked, unless a test asks for `real_cores`."""
     rooms = {item.path.relative_to(Path(__file__).parent).parts[0] for item in request.session.items}
-    if rooms <= BELOW_THE_ENGINES:
+    if rooms <= WITHOUT_PROCESSES:
         yield
         return
     from forked_cores import forked_cores

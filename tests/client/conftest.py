@@ -8,9 +8,18 @@ from typing import Any
 import pytest
 from bridge import Bridge
 
+ABOUT_PROCESSES = {"cpus", "death", "descriptors", "interpreter", "shutdown", "start", "start_waits"}
+"""Files whose cores start as a user's program starts them."""
+
 
 @pytest.fixture(autouse=True)
-def socket_root(real_cores: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def cores_of_this_file(request: pytest.FixtureRequest) -> None:
+    if request.path.stem.removeprefix("test_") in ABOUT_PROCESSES:
+        request.getfixturevalue("real_cores")
+
+
+@pytest.fixture(autouse=True)
+def socket_root(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A folder for the test's sockets alone, which must be empty in the end."""
     root = tempfile.mkdtemp(prefix="t")
     monkeypatch.setenv("VLLM_RPC_BASE_PATH", root)

@@ -124,7 +124,7 @@ def test_a_request_that_fails_in_the_runner_fails_alone(make_bridge):
 
 
 def test_a_step_that_hangs_beyond_its_limit_ends_the_core_and_says_where(make_mp_bridge):
-    bridge = make_mp_bridge(parallel={"step_timeout": 0.2})
+    bridge = make_mp_bridge(parallel={"step_timeout": 1.0})
     fine = request("fine")
     assert bridge.generate(fine)["fine"] == tokens_of(fine)
     bridge.add(request("hangs", [1, HANG]))
@@ -150,7 +150,7 @@ def test_sigterm_to_the_core_alone_leaves_requests_the_time_configured(make_mp_b
     pid = core_pid(bridge)
     long = request("long", max_tokens=200)
     bridge.add(long)
-    assert sum(bridge.call("get_request_counts")) == 1
+    bridge.call("is_sleeping")  # so that it is there
     os.kill(pid, signal.SIGTERM)
     assert bridge.collect("long") == ({"long": tokens_of(long)}, {"long": FinishReason.LENGTH})
     with pytest.raises(EngineDeadError, match="told to leave"):
@@ -159,9 +159,9 @@ def test_sigterm_to_the_core_alone_leaves_requests_the_time_configured(make_mp_b
 
 
 def test_sigterm_that_is_repeated_does_not_begin_the_drain_anew(make_mp_bridge):
-    bridge = make_mp_bridge(step_seconds=0.02, parallel={"shutdown_timeout": 0.2})
+    bridge = make_mp_bridge(step_seconds=0.02, max_model_len=10_000, parallel={"shutdown_timeout": 0.2})
     pid = core_pid(bridge)
-    bridge.add(request("long", max_tokens=250))
+    bridge.add(request("long", max_tokens=9_000))  # for minutes
     ended = threading.Event()
 
     def terminate_again_and_again():

@@ -19,9 +19,12 @@ CAUSES = {
 }
 
 
-def start_others(bridge):
-    """Requests that are all past their first token and have many to go."""
-    others = [request(f"other {index}", max_tokens=200, seed=index) for index in range(3)]
+ENDLESS = 15_000  # tokens, which take half a minute; what is to happen meanwhile takes milliseconds
+
+
+def start_others(bridge, max_tokens=200):
+    """Requests that are all admitted at once and have many tokens to go."""
+    others = [request(f"other {index}", max_tokens=max_tokens, seed=index) for index in range(3)]
     bridge.call("pause_scheduler", "keep", False)
     for new in others:
         bridge.add(new)
@@ -74,8 +77,9 @@ def lose_the_output_thread(bridge, trigger):
 )
 def test_others_get_the_same_error_and_keep_what_they_have(make_mp_bridge, die, trigger, cause):
     leftovers = Leftovers()
-    bridge = make_mp_bridge(step_seconds=0.002, parallel={"step_timeout": 1.0} if trigger == HANG else {})
-    others = start_others(bridge)
+    parallel = {"step_timeout": 1.0} if trigger == HANG else {}
+    bridge = make_mp_bridge(step_seconds=0.002, max_model_len=ENDLESS + 10, parallel=parallel)
+    others = start_others(bridge, ENDLESS)
     die(bridge, trigger)
     tokens = tokens_until_death(bridge, others, cause)
     for new in others:

@@ -4,7 +4,7 @@ import os
 import tempfile
 
 import pytest
-from bridge import FAKE_EXECUTOR, Bridge, fake_config
+from bridge import DEADLINE, FAKE_EXECUTOR, Bridge, fake_config
 from leftovers import Leftovers
 
 from corespan.client import make_client
@@ -63,7 +63,7 @@ def test_a_core_that_falls_silent_is_given_up(kind, program, options, core_does)
 def test_a_core_that_makes_no_sense_is_ended(kind, program, core_does, monkeypatch):
     leftovers = Leftovers()
     core_does(program)
-    monkeypatch.setenv("VLLM_ENGINE_READY_TIMEOUT_S", "30")
+    monkeypatch.setenv("VLLM_ENGINE_READY_TIMEOUT_S", str(DEADLINE))
     with pytest.raises(ProtocolError):
         Bridge(kind)
     assert leftovers.found() == []
@@ -73,7 +73,7 @@ def test_a_core_that_makes_no_sense_is_ended(kind, program, core_does, monkeypat
 def test_a_core_that_does_not_connect_its_sockets_is_ended(kind, core_does, monkeypatch):
     leftovers = Leftovers()
     core_does(HELLO + READY + STAY)
-    monkeypatch.setenv("VLLM_ENGINE_READY_TIMEOUT_S", "30")
+    monkeypatch.setenv("VLLM_ENGINE_READY_TIMEOUT_S", str(DEADLINE))
     with pytest.raises(TimeoutError, match="did not connect"):
         Bridge(kind)
     assert leftovers.found() == []

@@ -10,7 +10,7 @@ from corespan.protocol.errors import EngineDeadError
 
 
 @pytest.fixture
-def bridge():
+def bridge(real_cores):
     bridge = Bridge("sync_mp")
     yield bridge
     bridge.close()

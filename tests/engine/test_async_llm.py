@@ -75,7 +75,7 @@ async def test_a_consumer_that_comes_late_gets_everything_merged(engine: AsyncLL
     expected = (await collect(engine, "prompt-reader", greedy(20)))[-1].outputs[0]
 
     collector = await engine.add_request("late-reader", PROMPT, params)
-    await engine.wait_for_requests_to_drain(60)
+    await engine.wait_for_requests_to_drain(DEADLINE)
 
     merged = await collector.get()
     assert (merged.outputs[0].token_ids, merged.outputs[0].text) == (expected.token_ids, expected.text)
@@ -93,7 +93,7 @@ async def test_draining_times_out_while_something_runs(make_engine: Any) -> None
 
     await engine.resume_generation()
     assert len((await task)[-1].outputs[0].token_ids) == 8
-    await engine.wait_for_requests_to_drain(10)
+    await engine.wait_for_requests_to_drain(DEADLINE)
 
 
 async def test_invalid_requests_raise_what_is_wrong_and_leave_nothing(engine: AsyncLLM) -> None:

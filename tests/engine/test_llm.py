@@ -295,6 +295,7 @@ def test_a_pause_or_sleep_that_is_refused_changes_nothing(llm: LLM) -> None:
 @pytest.mark.parametrize("multiprocess", [False, True])
 def test_sleeping_with_abort_hands_out_the_aborted_outputs(make_llm: Any, multiprocess: bool) -> None:
     llm = make_llm(multiprocess=multiprocess)
+    llm.pause_generation("keep")  # lest they end by themselves
     llm.enqueue(PROMPTS, greedy(300), use_tqdm=False)
 
     llm.sleep(1, mode="abort")

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 from async_llm import PROMPT, is_idle
+from deadlines import DEADLINE
 
 from corespan import AsyncLLM, RequestOutputKind, SamplingParams
 
@@ -30,7 +31,7 @@ async def test_a_stream_nobody_reads_holds_one_output_and_holds_nobody_up(
     unread = [await engine.add_request(f"unread-{number}", PROMPT, greedy(UNREAD_TOKENS, kind)) for number in range(8)]
     readers = [tokens_of(engine, f"reader-{number}", 100) for number in range(8)]
     assert await asyncio.gather(*readers) == [expected[:100]] * 8
-    await engine.wait_for_requests_to_drain(120)
+    await engine.wait_for_requests_to_drain(DEADLINE)
 
     assert not engine.engine_core._receiver._outputs  # type: ignore[attr-defined]
     for collector in unread:

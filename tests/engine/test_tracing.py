@@ -104,11 +104,10 @@ async def test_the_span_continues_the_callers_trace_and_an_abort_ends_it(
         )
     )
     try:
+        await engine.pause_generation("keep")  # lest the stream end by itself
         params = SamplingParams(max_tokens=200, ignore_eos=True)
-        stream = engine.generate("hello", params, "left", trace_headers=HEADERS)
-        async for _ in stream:
-            break
-        await stream.aclose()
+        await engine.add_request("left", "hello", params, trace_headers=HEADERS)
+        await engine.abort("left")
     finally:
         engine.shutdown()
 
