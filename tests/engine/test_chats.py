@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from gguf_files import GEMMA_LIKE
 from text_pipeline import make_config
 from tiny_llama import write_tokenizer
 
@@ -90,7 +91,7 @@ PARTS = (
     "{% for part in message.content %}[{{ part.type }}:{{ part.text }}]{% endfor %}{% endif %};{% endfor %}"
 )
 
-TEMPLATES = {"smollm2": SMOLLM2, "llama2": LLAMA2, "qwen": QWEN_LIKE, "parts": PARTS}
+TEMPLATES = {"smollm2": SMOLLM2, "llama2": LLAMA2, "qwen": QWEN_LIKE, "parts": PARTS, "gemma": GEMMA_LIKE}
 CONVERSATIONS = {
     "user": [USER],
     "system": [SYSTEM, USER],

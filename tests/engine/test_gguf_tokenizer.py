@@ -157,6 +157,11 @@ def test_other_vocabularies_give_transformers_ids(name: str, tmp_path: Path) -> 
     for text in [*random_texts(400, seed=1), "the  world\n\n<start_of_turn>the<s> <b>▁▁", "<mask>  \n   <eos>"]:
         assert ours.encode(text) == theirs(text)["input_ids"], repr(text)
     assert ours.all_special_ids == theirs.all_special_ids
+    if theirs.chat_template is not None:
+        chat = [{"role": "user", "content": " the  world "}, {"role": "assistant", "content": "er\n"}]
+        for tokenize in (False, True):
+            options = {"add_generation_prompt": True, "tokenize": tokenize, "return_dict": False}
+            assert ours.apply_chat_template(chat, **options) == theirs.apply_chat_template(chat, **options)
     rng = np.random.default_rng(0)
     for _ in range(50):
         ids = rng.integers(0, len(ours), size=12).tolist()

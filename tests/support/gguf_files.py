@@ -15,6 +15,18 @@ _FIGURES: dict[str, Any] = {
     "attention.head_count_kv": 1,
     "attention.layer_norm_rms_epsilon": 1e-5,
 }
+GEMMA_LIKE = (
+    "{{ bos_token }}{% set turns, before = messages, '' %}{% if messages[0]['role'] == 'system' %}"
+    "{% set turns, before = messages[1:], messages[0]['content'] + '\n\n' %}{% endif %}"
+    "{% for turn in turns %}{% if (turn['role'] == 'user') != (loop.index0 is even) %}"
+    "{{ raise_exception('the roles must take turns, the user first') }}{% endif %}"
+    "{{ '<start_of_turn>' ~ ('model' if turn['role'] == 'assistant' else turn['role']) ~ '\n' }}"
+    "{{ before if loop.first }}{% if turn['content'] is string %}{{ turn['content'] | trim }}"
+    "{% else %}{% for part in turn['content'] if part['type'] == 'text' %}{{ part['text'] | trim }}{% endfor %}"
+    "{% endif %}{{ '<end_of_turn>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"
+)
+"""A chat template that does what Gemma's do."""
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
 
 
@@ -112,6 +124,7 @@ def gemma_vocabulary() -> dict[str, Any]:
         "tokenizer.ggml.padding_token_id": 0,
         "tokenizer.ggml.add_bos_token": True,
         "tokenizer.ggml.add_space_prefix": False,
+        "tokenizer.chat_template": GEMMA_LIKE,
     }
 
 
