@@ -25,8 +25,6 @@ class NativeAttentionBackend(AttentionBackend):
     @staticmethod
     def obstacle(spec: AttentionSpec, block_size: int, dtype: torch.dtype) -> str | None:
         """Why the kernels cannot attend so; None where they can."""
-        if spec.softcap is not None:
-            return "no native kernel caps attention scores"
         if block_size % _BLOCK:
             return f"block_size is {block_size}; use a multiple of {_BLOCK}"
         if dtype not in (torch.bfloat16, torch.float32):
@@ -85,6 +83,7 @@ class NativeAttentionBackend(AttentionBackend):
             num_kv_heads=spec.num_kv_heads,
             head_dim=spec.head_dim,
             scale=spec.scale,
+            softcap=spec.softcap or 0.0,
             window=spec.window or 0,
             dtype=library.dtype_code(self.dtype),
         )

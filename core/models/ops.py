@@ -10,10 +10,11 @@ from .spec import Activation
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """x: [..., size]; weight: [size]. Returns the shape of x."""
+    """x: [..., size]; weight: [size], of the dtype in which it multiplies: what is normalised is rounded to that.
+    Returns the shape and dtype of x."""
     wide = x.float()
     scale = torch.rsqrt(wide.square().mean(-1, keepdim=True).add_(eps))
-    return (wide * scale).to(x.dtype).mul_(weight)
+    return (wide * scale).to(weight.dtype).mul_(weight).to(x.dtype)
 
 
 def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -39,4 +40,5 @@ def rotate(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.T
 
 
 def softcap(x: torch.Tensor, cap: float) -> torch.Tensor:
-    return (x / cap).tanh_().mul_(cap)
+    """In place."""
+    return x.div_(cap).tanh_().mul_(cap)

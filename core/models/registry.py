@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from .families.gemma import gemma2, gemma3
 from .families.llama import llama, mistral
 from .families.qwen import qwen2, qwen3
 from .spec import ModelSpec
@@ -12,6 +13,8 @@ FAMILIES: dict[str, Callable[[Mapping[str, Any]], ModelSpec]] = {
     "MistralForCausalLM": mistral,
     "Qwen2ForCausalLM": qwen2,
     "Qwen3ForCausalLM": qwen3,
+    "Gemma2ForCausalLM": gemma2,
+    "Gemma3ForCausalLM": gemma3,
 }
 
 

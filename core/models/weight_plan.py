@@ -55,8 +55,10 @@ class WeightPlan(Generic[Matrix]):
     @property
     def num_bytes(self) -> int:
         """What the model takes once it is loaded."""
-        plain = self.spec.vocab_size * self.spec.hidden_size + sum(size for _, size in vectors(self.spec))
-        return plain * self.dtype.itemsize + sum(matrix.num_bytes for matrix in self._matrices())
+        embedding = self.spec.vocab_size * self.spec.hidden_size * self.dtype.itemsize
+        norm_size = 4 if self.spec.norm_offset else self.dtype.itemsize
+        norms = norm_size * sum(size for _, size in vectors(self.spec))
+        return embedding + norms + sum(matrix.num_bytes for matrix in self._matrices())
 
     @property
     def peak_bytes(self) -> int:

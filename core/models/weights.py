@@ -106,10 +106,9 @@ class _Reader(Generic[M]):
         return plan.build(_MergedRows(self._source, names, None if plan.from_blocks else self._dtype), bias)
 
     def vector(self, name: str) -> torch.Tensor:
-        """A norm's weight."""
-        offset = self._spec.norm_offset
-        if offset:
-            return (self._source.read(name, torch.float32) + offset).to(self._device, self._dtype)
+        """A norm's weight; with its offset in float32, as bfloat16 would keep little of the weight beside that."""
+        if offset := self._spec.norm_offset:
+            return (self._source.read(name, torch.float32) + offset).to(self._device)
         return self._source.read(name, self._dtype).clone().to(self._device)
 
     def embedding(self) -> torch.Tensor:

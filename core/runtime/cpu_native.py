@@ -11,6 +11,7 @@ from ..attention.native import NativeAttentionBackend
 from ..kernels import library, memory
 from ..kernels.linear import (
     BLOCK_BYTES,
+    GELU_MUL,
     PANEL,
     SILU_MUL,
     STORE,
@@ -29,7 +30,7 @@ from .native_program import DecoderProgram, HeadProgram
 
 _FIRST_CAPACITY = 64
 _FIRST_POSITIONS = 1024
-_EPILOGUES = {None: STORE, "silu": SILU_MUL}
+_EPILOGUES = {None: STORE, "silu": SILU_MUL, "gelu_tanh": GELU_MUL}
 """What may follow a product, by its activation."""
 
 
@@ -64,8 +65,6 @@ class NativeRuntime:
                 "the native kernels are not built or switched off; build them and leave CORESPAN_CPU_ISA other than "
                 "'none'"
             )
-        if missing := _missing_kernels(spec):
-            return f"no native kernel computes {', '.join(missing)}"
         for layer in spec.layers:
             sizes = (spec.hidden_size, layer.attention.q_size, layer.mlp.inner_size)
             if any(size % 16 for size in sizes):
@@ -180,20 +179,6 @@ class NativeRuntime:
             assert self.weights is not None, "the model is asleep"
             self._head = HeadProgram(self.weights, hidden.shape[0])
         return self._head.run(hidden)
-
-
-def _missing_kernels(spec: ModelSpec) -> list[str]:
-    """What the spec asks for and no kernel computes, by name."""
-    layers = set(spec.layers)
-    activations = {layer.mlp.activation for layer in layers} - _EPILOGUES.keys()
-    found = [f"the activation {activation}" for activation in sorted(activations)]
-    if any(layer.norms.attention_output or layer.norms.mlp_output for layer in layers):
-        found.append("norms behind attention and MLP")
-    if any(layer.attention.softcap is not None for layer in layers):
-        found.append("softcaps of attention scores")
-    if spec.logit_softcap is not None:
-        found.append("softcaps of logits")
-    return found
 
 
 def _queries(output_rows: torch.Tensor, metadata: AttentionMetadata) -> tuple[torch.Tensor, AttentionMetadata]:

@@ -10,6 +10,7 @@ from ..attention.interface import AttentionMetadata
 from ..attention.native import NativeAttentionBackend, fill_step
 from ..kernels import library, memory
 from ..kernels.linear import PANEL, PackedWeight, QuantizedRows
+from ..models.ops import softcap
 from ..models.rotary import inverse_frequencies, rotary_table
 from ..models.spec import RotarySpec
 from ..models.weights import DecoderWeights, LayerWeights
@@ -23,6 +24,14 @@ class Layer:
     attention: NativeAttentionBackend
     kv_cache: torch.Tensor
     cos_sin: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """What is yet to be added to the hidden states, after `norm` where there is one."""
+
+    values: torch.Tensor
+    norm: torch.Tensor | None
 
 
 class DecoderProgram:
@@ -112,7 +121,7 @@ class DecoderProgram:
         tokens = self._tokens
         operations: list[library.Operation] = [self._embed]
         chain: list[library.Operation] = []  # what every token goes through between two attentions
-        update: torch.Tensor | None = None  # what the layer before has yet to add to the hidden states
+        update: Update | None = None
         for layer in layers[:-1]:
             weights = layer.weights
             chain += [
@@ -121,11 +130,11 @@ class DecoderProgram:
                 self._rotary(layer, tokens, self._step, layer.kv_cache),
             ]
             operations += [*_in_row_blocks(tokens, chain), self._attend(layer, self._step)]
-            chain, update = self._after_attention(weights, tokens, self._hidden), self._update
+            chain, update = self._after_attention(weights, tokens, self._hidden)
         return operations + self._last_layer(layers[-1], chain, update)
 
     def _last_layer(
-        self, layer: Layer, chain: list[library.Operation], update: torch.Tensor | None
+        self, layer: Layer, chain: list[library.Operation], update: Update | None
     ) -> list[library.Operation]:
         """Keys and values of every token, and all else of the tokens that are asked for."""
         weights, tokens, rows = layer.weights, self._tokens, self._rows
@@ -144,10 +153,8 @@ class DecoderProgram:
             *self._product(qkv.columns(0, q_size), rows, self._normed, self._qkv),
             self._rotary(layer, rows, self._query_step, None),
         ]
-        result = [
-            *self._after_attention(weights, rows, self._hidden_rows),
-            self._norm(rows, self._update, self._hidden_rows, None, self.output),
-        ]
+        result, update = self._after_attention(weights, rows, self._hidden_rows)
+        result.append(self._norm(rows, update, self._hidden_rows, None, self.output))
         return [
             *_in_row_blocks(tokens, chain + keys_and_values),
             *_in_row_blocks(rows, queries),
@@ -157,22 +164,23 @@ class DecoderProgram:
 
     def _after_attention(
         self, weights: LayerWeights[PackedWeight], rows: int, hidden: torch.Tensor
-    ) -> list[library.Operation]:
-        """Leaves in `_update` what is yet to be added to `hidden`."""
-        return [
+    ) -> tuple[list[library.Operation], Update]:
+        attended = Update(self._update, weights.attention_output_norm)
+        operations = [
             *self._product(weights.o, rows, self._attended, self._update),
-            self._norm(rows, self._update, hidden, weights.mlp_norm, self._normed),
+            self._norm(rows, attended, hidden, weights.mlp_norm, self._normed),
             *self._product(weights.gate_up, rows, self._normed, self._activated),
             *self._product(weights.down, rows, self._activated, self._update),
         ]
+        return operations, Update(self._update, weights.mlp_output_norm)
 
     def _product(self, weight: PackedWeight, rows: int, x: torch.Tensor, out: torch.Tensor) -> list[library.Operation]:
         return weight.operations(rows, x, out, self._quantized[weight.k])
 
     def _norm(
-        self, rows: int, x: torch.Tensor | None, residual: torch.Tensor, weight: torch.Tensor | None, out: torch.Tensor
+        self, rows: int, update: Update | None, residual: torch.Tensor, weight: torch.Tensor | None, out: torch.Tensor
     ) -> library.RmsNorm:
-        return rms_norm(rows, x, residual, weight, out, self._eps)
+        return rms_norm(rows, update, residual, weight, out, self._eps)
 
     def _pick_rows(self, source: torch.Tensor, out: torch.Tensor) -> library.RmsNorm:
         """Copies the rows that are asked for."""
@@ -200,6 +208,7 @@ class DecoderProgram:
             rotary_dim=0 if spec.rotary is None else spec.rotary.dim,
             eps=self._eps,
             dtype=library.dtype_code(self._dtype),
+            wide_norms=weights.q_norm is not None and weights.q_norm.dtype != self._dtype,
         )
 
     def _attend(self, layer: Layer, step: library.Step) -> library.Attention:
@@ -220,6 +229,7 @@ class HeadProgram:
         self._norm = rms_norm(rows, None, normed, weights.norm, normed, spec.rms_norm_eps)
         product = weights.head.operations(rows, normed, self._logits, scratch)
         self._recording = library.Recording([self._norm, *product], keep_alive=(weights, normed, scratch))
+        self._softcap = spec.logit_softcap
         self._hidden = self._result = torch.empty(0)
 
     def run(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -228,27 +238,30 @@ class HeadProgram:
             self._norm.residual, self._num_rows.value = hidden.data_ptr(), hidden.shape[0]
             self._hidden, self._result = hidden, self._logits[: hidden.shape[0]]
         self._recording.run()
-        return self._result
+        return self._result if self._softcap is None else softcap(self._result, self._softcap)
 
 
 def rms_norm(
     rows: int,
-    x: torch.Tensor | None,
+    update: Update | None,
     residual: torch.Tensor,
     weight: torch.Tensor | None,
     out: torch.Tensor,
     eps: float,
 ) -> library.RmsNorm:
     """See csrc/args.h. residual: [>= rows, size], contiguous."""
+    update_norm = None if update is None else update.norm
     return library.RmsNorm(
         rows=rows,
-        x=_address(x),
+        x=None if update is None else update.values.data_ptr(),
+        x_weight=_address(update_norm),
         residual=residual.data_ptr(),
         weight=_address(weight),
         out=out.data_ptr(),
         size=residual.shape[1],
         eps=eps,
         dtype=library.dtype_code(residual.dtype),
+        wide_weights=any(norm is not None and norm.dtype != residual.dtype for norm in (weight, update_norm)),
     )
 
 

@@ -14,6 +14,8 @@ _SHAPE: dict[str, Any] = {
     "initializer_range": 0.3,
 }
 
+_GEMMA3: dict[str, Any] = {"num_hidden_layers": 7, "head_dim": 32, "query_pre_attn_scalar": 48, "sliding_window": 24}
+
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {"rms_norm_eps": 1e-5}),
     "llama_tied_with_biases_and_llama3_rope": (
@@ -59,6 +61,23 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
         },
     ),
+    "gemma3": ("Gemma3", _GEMMA3),
+    "gemma3_scaled_rope_own_pattern_and_head": (
+        "Gemma3",
+        {
+            **_GEMMA3,
+            "num_hidden_layers": 3,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "sliding_window": 17,
+            "tie_word_embeddings": False,
+            "attention_bias": True,
+            "final_logit_softcapping": 12.0,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "rope_theta": 50000.0, "factor": 8.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 3000.0},
+            },
+        },
+    ),
 }
 
 
@@ -73,7 +92,8 @@ def build_model(folder: Path, family: str, options: dict[str, Any]) -> Any:
     import torch
     import transformers
 
-    config = getattr(transformers, f"{family}Config")(**{**_SHAPE, **options})
+    config_class = getattr(transformers, f"{family}TextConfig", None) or getattr(transformers, f"{family}Config")
+    config = config_class(**{**_SHAPE, **options})
     torch.manual_seed(7)
     model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
     with torch.no_grad():

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ....shared.rope_config import read_rope_config
+from ....shared.rope_config import RopeConfig, read_rope_config
 from ..spec import Activation, AttentionSpec, LayerSpec, MlpSpec, ModelSpec, RotarySpec
 
 HfConfig = Mapping[str, Any]
@@ -13,8 +13,10 @@ HfConfig = Mapping[str, Any]
 _ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 
 
-def read_attention(config: HfConfig, qkv_bias: bool = False, o_bias: bool = False) -> AttentionSpec:
-    """Causal over the whole context, whole heads rotated."""
+def read_attention(
+    config: HfConfig, rope: RopeConfig | None = None, *, qkv_bias: bool = False, o_bias: bool = False
+) -> AttentionSpec:
+    """Causal over the whole context, whole heads rotated. rope: None for what the config says of all layers."""
     num_heads = int(config["num_attention_heads"])
     num_kv_heads = int(config.get("num_key_value_heads") or num_heads)
     if num_heads % num_kv_heads:
@@ -27,16 +29,17 @@ def read_attention(config: HfConfig, qkv_bias: bool = False, o_bias: bool = Fals
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         scale=head_dim**-0.5,
-        rotary=RotarySpec(head_dim, read_rope_config(config)),
+        rotary=RotarySpec(head_dim, rope or read_rope_config(config)),
         qkv_bias=qkv_bias,
         o_bias=o_bias,
     )
 
 
-def read_mlp(config: HfConfig, bias: bool = False) -> MlpSpec:
-    activation = config.get("hidden_act", "silu")
+def read_mlp(config: HfConfig, bias: bool = False, name: str = "hidden_act", default: str = "silu") -> MlpSpec:
+    """name: of the key that names the activation."""
+    activation = config.get(name, default)
     if activation not in _ACTIVATIONS:
-        raise ValueError(f"hidden_act is {activation!r}; supported are {', '.join(map(repr, _ACTIVATIONS))}")
+        raise ValueError(f"{name} is {activation!r}; supported are {', '.join(map(repr, _ACTIVATIONS))}")
     return MlpSpec(int(config["intermediate_size"]), _ACTIVATIONS[activation], bias)
 
 

@@ -34,6 +34,17 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {  # name: (GGUF architectu
     "mistral_without_window": ("llama", "Mistral", {"sliding_window": None, "tie_word_embeddings": True}),
     "qwen2": ("qwen2", "Qwen2", {}),
     "qwen3": ("qwen3", "Qwen3", {"head_dim": 32, "tie_word_embeddings": True}),
+    "gemma3": (
+        "gemma3",
+        "Gemma3",
+        {
+            "num_hidden_layers": 7,
+            "head_dim": 32,
+            "query_pre_attn_scalar": 32,
+            "sliding_window": 24,
+            "rope_parameters": {"full_attention": {**LINEAR, "rope_theta": 1e6}},
+        },
+    ),
 }
 PARTS = {
     "input_layernorm": "attn_norm",
@@ -48,15 +59,20 @@ PARTS = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
+GEMMA3_PARTS = PARTS | {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
 WHOLE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 
 
-def gguf_name(name: str) -> str:
+def gguf_name(name: str, parts: dict[str, str]) -> str:
     stem, kind = name.rsplit(".", 1)
     if stem in WHOLE:
         return f"{WHOLE[stem]}.{kind}"
     _, _, layer, part = stem.split(".", 3)
-    return f"blk.{layer}.{PARTS[part]}.{kind}"
+    return f"blk.{layer}.{parts[part]}.{kind}"
 
 
 def in_pairs(weight: np.ndarray, num_heads: int) -> np.ndarray:
@@ -88,7 +104,7 @@ def write_model(
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     writer.add_rope_dimension_count(head_dim)
     writer.add_key_length(head_dim)
-    rope = config.rope_parameters
+    rope = config.rope_parameters.get("full_attention", config.rope_parameters)
     writer.add_rope_freq_base(rope["rope_theta"])
     if rope["rope_type"] == "linear":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
@@ -97,7 +113,7 @@ def write_model(
         unscaled = rope["rope_theta"] ** -(np.arange(0, head_dim, 2) / head_dim)
         divisors = unscaled / reference.model.rotary_emb.inv_freq.numpy()
         writer.add_tensor("rope_freqs.weight", divisors.astype(np.float32))
-    if architecture == "llama" and getattr(config, "sliding_window", None) is not None:
+    if architecture in ("llama", "gemma3") and getattr(config, "sliding_window", None) is not None:
         writer.add_sliding_window(config.sliding_window)
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     for tensor_name, parameter in reference.named_parameters():
@@ -105,7 +121,9 @@ def write_model(
         part = tensor_name.split(".")[-2]
         if architecture == "llama" and part in heads:
             values = in_pairs(values, heads[part])
-        writer.add_tensor(gguf_name(tensor_name), values)
+        if architecture == "gemma3" and values.ndim == 1:
+            values = values + 1
+        writer.add_tensor(gguf_name(tensor_name, GEMMA3_PARTS if architecture == "gemma3" else PARTS), values)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

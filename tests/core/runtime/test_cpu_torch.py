@@ -126,26 +126,33 @@ needs_kernels = pytest.mark.skipif(not library.is_available(), reason="no native
 def test_what_no_native_kernel_computes_is_named_and_left_to_the_reference(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    odd = replace(PHI3, hidden_size=72)
     with caplog.at_level("WARNING", logger="corespan.core"):
-        assert isinstance(make_runtime(GEMMA2, torch.bfloat16, BLOCK_SIZE, None), TorchRuntime)
+        assert isinstance(make_runtime(odd, torch.bfloat16, BLOCK_SIZE, None), TorchRuntime)
     (line,) = caplog.messages
-    assert "torch runs this model" in line and "softcaps of attention scores, softcaps of logits" in line
+    assert "torch runs this model" in line and "no native kernel multiplies with hidden_size 72" in line
     monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
-    with pytest.raises(ValueError, match="cannot be kept: no native kernel computes .*softcaps of logits"):
-        make_runtime(GEMMA2, torch.bfloat16, BLOCK_SIZE, None)
+    with pytest.raises(ValueError, match="cannot be kept: no native kernel multiplies with hidden_size 72"):
+        make_runtime(odd, torch.bfloat16, BLOCK_SIZE, None)
+
+
+UNLIKE = (
+    (PARTIAL, 96),
+    (AttentionSpec(2, 1, 32, scale=0.2, rotary=RotarySpec(32, RopeConfig(1e6)), window=20, qk_norm=True), 128),
+    (AttentionSpec(6, 3, 16, scale=0.25, rotary=None), 64),
+    (replace(PARTIAL, qkv_bias=True, o_bias=True), 96),
+)
+NATIVE = {
+    "unlike_layers": replace(PHI3, layers=tuple(LayerSpec(attention, MlpSpec(inner)) for attention, inner in UNLIKE)),
+    "gemma2": GEMMA2,
+    "gemma3": GEMMA3,
+}
 
 
 @needs_kernels
-def test_native_layers_may_differ_in_shape_window_and_rotation() -> None:
-    """As near to float32 as the reference in bfloat16, where no two layers are alike."""
-    kinds = (
-        (PARTIAL, 96),
-        (AttentionSpec(2, 1, 32, scale=0.2, rotary=RotarySpec(32, RopeConfig(1e6)), window=20, qk_norm=True), 128),
-        (AttentionSpec(6, 3, 16, scale=0.25, rotary=None), 64),
-        (replace(PARTIAL, qkv_bias=True, o_bias=True), 96),
-    )
-    layers = tuple(LayerSpec(attention, MlpSpec(inner)) for attention, inner in kinds)
-    spec = replace(PHI3, layers=layers, norm_offset=1.0, embed_scale=8.0)
+@pytest.mark.parametrize("name", NATIVE)
+def test_native_kernels_in_bfloat16_are_as_near_to_float32_as_the_reference(name: str) -> None:
+    spec = replace(NATIVE[name], norm_offset=1.0, embed_scale=8.0)
     tensors = random_tensors(spec)
     native, plain = NativeRuntime(spec, torch.bfloat16, BLOCK_SIZE), TorchRuntime(spec, torch.bfloat16, BLOCK_SIZE)
     exact = TorchRuntime(spec, torch.float32, BLOCK_SIZE)
