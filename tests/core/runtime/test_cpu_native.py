@@ -24,6 +24,7 @@ VARIANTS = (
     "mistral_with_window",
     "qwen3_three_heads_to_one",  # whose last queries share a panel of the packed weight with keys
     "qwen3_with_biases_and_layer_types",
+    "gemma3",
 )
 
 
