@@ -1,4 +1,6 @@
-"""Several models on one machine: loaded when first asked for, at most so many at a time, the least recently used goes.
+"""Several models on one machine: loaded when first asked for, at most so many at a time. The least recently used one
+goes to sleep: its process stays, without weights and cache, and reads them again when it is asked for. Of those that
+sleep, too, only so many stay.
 
 A model that must make room is no longer given to new requests, which queue for its next turn; those that hold it finish
 first. So a busy model cannot keep the others out.
@@ -11,12 +13,14 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+from ..protocol.errors import EngineDeadError
 from .http.errors import ApiError, model_not_found, unavailable
 from .models import ModelHost, ServedModel, model_entry
 
 logger = logging.getLogger("corespan.server")
 
 LoadModel = Callable[[str], ServedModel]
+SLEEP_LEVEL = 2  # without weights, too
 
 
 class _Turn:
@@ -43,20 +47,29 @@ class _Turn:
 
 class ModelPool(ModelHost):
     """`load` starts the engine of a name, in a thread. `keep_alive`: seconds that a model of that name stays loaded
-    without a request; others stay until their room is needed. Used from one event loop.
+    without a request; others stay until their room is needed. `max_asleep`: how many sleep rather than go, at most.
+    Used from one event loop.
     """
 
     def __init__(
-        self, names: Sequence[str], load: LoadModel, max_loaded: int, keep_alive: Mapping[str, float] | None = None
+        self,
+        names: Sequence[str],
+        load: LoadModel,
+        max_loaded: int,
+        keep_alive: Mapping[str, float] | None = None,
+        max_asleep: int = 0,
     ) -> None:
         self.names = list(names)
         self.max_loaded = max_loaded
+        self.max_asleep = max_asleep
         self.keep_alive = dict(keep_alive or {})
         self._load = load
         self._created = int(time.time())
         self._current: dict[str, _Turn] = {}  # what new requests join
         self._resident: list[_Turn] = []  # what takes up memory, retiring ones included
+        self._asleep: dict[str, ServedModel] = {}  # in the order in which they went to sleep
         self._changing = asyncio.Lock()  # one model comes or goes at a time
+        self._coming: str | None = None  # the one that others make room for
         self._tasks: set[asyncio.Task[Any]] = set()
 
     @asynccontextmanager
@@ -90,9 +103,10 @@ class ModelPool(ModelHost):
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for model in self.loaded():
+        for model in [*self.loaded(), *self._asleep.values()]:
             await asyncio.to_thread(model.close)
         self._resident.clear()
+        self._asleep.clear()
         self._current.clear()
 
     def _entry(self, name: str) -> dict[str, Any]:
@@ -100,7 +114,7 @@ class ModelPool(ModelHost):
         model = turn.model if turn is not None else None
         if model is not None:
             return model_entry(name, model) | {"state": "loaded"}
-        state = "unloaded" if turn is None else "loading"
+        state = "loading" if turn is not None else "asleep" if name in self._asleep else "unloaded"
         entry = {"id": name, "object": "model", "created": self._created, "owned_by": "corespan"}
         return entry | {"root": name, "parent": None, "state": state}
 
@@ -112,19 +126,24 @@ class ModelPool(ModelHost):
     async def _take_turn(self, turn: _Turn) -> ServedModel:
         """Loads once there is room. Raises ApiError (503) where that fails; the next request tries anew."""
         async with self._changing:
+            self._coming = turn.name
             try:
                 for dead in [other for other in self._resident if other.is_dead]:
                     await self._retire(dead)
                 while len(self._resident) >= self.max_loaded:
                     await self._retire(min(self._resident, key=lambda other: (other.users > 0, other.last_used)))
-                logger.info("Loading %s", turn.name)
-                model = await _in_thread_to_its_end(self._load, turn.name)
+                model = await self._woken(turn.name)
+                if model is None:
+                    logger.info("Loading %s", turn.name)
+                    model = await _in_thread_to_its_end(self._load, turn.name)
             except BaseException as error:
                 self._leave(turn)
                 if isinstance(error, Exception):
                     logger.error("Model %s cannot be loaded: %s", turn.name, error, exc_info=not _is_plain(error))
                     raise _load_failure(turn.name, error) from error
                 raise
+            finally:
+                self._coming = None
             self._resident.append(turn)
             return model
 
@@ -134,9 +153,41 @@ class ModelPool(ModelHost):
         if turn.users:
             await turn.idle.wait()
         if turn.model is not None:
-            logger.info("Unloading %s", turn.name)
-            await asyncio.to_thread(turn.model.close)
+            await self._put_away(turn.name, turn.model)
         self._resident.remove(turn)
+
+    async def _put_away(self, name: str, model: ServedModel) -> None:
+        """To sleep, where it can and there is a place, which the one that has slept longest makes."""
+        if self.max_asleep and not model.engine.errored:
+            try:
+                logger.info("%s goes to sleep", name)
+                await model.engine.sleep(SLEEP_LEVEL, "wait")
+                self._asleep[name] = model
+                asleep = [each for each in self._asleep if each != self._coming]
+                if len(asleep) <= self.max_asleep:
+                    return
+                name = asleep[0]
+                model = self._asleep.pop(name)
+            except EngineDeadError as error:
+                logger.error("%s died when it was to sleep: %s", name, error)
+        logger.info("Unloading %s", name)
+        await asyncio.to_thread(model.close)
+
+    async def _woken(self, name: str) -> ServedModel | None:
+        """The model of that name, if it slept and can still be woken."""
+        model = self._asleep.pop(name, None)
+        if model is None:
+            return None
+        try:
+            logger.info("Waking %s", name)
+            await model.engine.wake_up()
+            return model
+        except BaseException as error:
+            await asyncio.to_thread(model.close)
+            if isinstance(error, EngineDeadError):
+                logger.error("%s died in its sleep: %s", name, error)
+                return None
+            raise
 
     def _leave(self, turn: _Turn) -> None:
         if self._current.get(turn.name) is turn:

@@ -119,7 +119,9 @@ async def _model_host(options: ServeOptions, engine_args: Sequence[AsyncEngineAr
     def load(name: str) -> ServedModel:
         return _load(options, by_name[name])
 
-    return ModelPool(list(by_name), load, options.max_loaded_models, options.model_keep_alive)
+    return ModelPool(
+        list(by_name), load, options.max_loaded_models, options.model_keep_alive, options.max_sleeping_models
+    )
 
 
 def _load(options: ServeOptions, engine_args: AsyncEngineArgs) -> ServedModel:

@@ -70,6 +70,7 @@ class ServeOptions:
     enable_force_include_usage: bool = _option(False, "end every stream with its usage")
     enable_prompt_tokens_details: bool = _option(False, "accepted; usage always has the details")
     max_loaded_models: int = _option(1, "of several models, how many are loaded at a time")
+    max_sleeping_models: int = _option(2, "how many others sleep, with their process but no weights, at most")
     model_keep_alive: dict[str, float] = _option(
         {}, "seconds an idle model stays loaded, JSON: {MODEL: SECONDS} [until its room is needed]", json=True
     )
@@ -98,6 +99,8 @@ class ServeOptions:
             raise ValueError(f"--api-server-count must be at least 1, got {self.api_server_count}")
         if self.max_loaded_models < 1:
             raise ValueError(f"--max-loaded-models must be at least 1, got {self.max_loaded_models}")
+        if self.max_sleeping_models < 0:
+            raise ValueError(f"--max-sleeping-models must be at least 0, got {self.max_sleeping_models}")
         for name, seconds in self.model_keep_alive.items():
             if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds >= 0:
                 raise ValueError(f"--model-keep-alive of {name!r} must be seconds of at least 0, got {seconds!r}")

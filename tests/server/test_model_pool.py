@@ -1,4 +1,4 @@
-"""Several models behind one server: who is loaded when, who waits, who goes, and what a failed load touches."""
+"""Several models behind one server: who is loaded when, who waits, sleeps and goes, and what a failed load touches."""
 
 import asyncio
 import threading
@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from deadlines import DEADLINE
 
+from corespan.protocol.errors import EngineDeadError
 from corespan.server.http.errors import ApiError
 from corespan.server.model_pool import ModelPool
 
@@ -21,12 +22,25 @@ class FakeModel:
         self.errored = False
         self._log = log
 
+    async def sleep(self, level: int, mode: str) -> None:
+        self._check("z")
+
+    async def wake_up(self) -> None:
+        self._check("!")
+
     def close(self) -> None:
         self._log.append(f"-{self.name}")
 
+    def _check(self, sign: str) -> None:
+        if self.errored:
+            raise EngineDeadError("killed")
+        self._log.append(f"{sign}{self.name}")
+
 
 class Loader:
-    """Loads fake models; `log` tells comings (+) and goings (-). A name in `gates` waits for its event."""
+    """Loads fake models; `log` tells comings (+), goings (-), sleeps (z) and wakings (!). A name in `gates` waits for
+    its event.
+    """
 
     def __init__(self) -> None:
         self.log: list[str] = []
@@ -41,8 +55,8 @@ class Loader:
         self.log.append(f"+{name}")
         return FakeModel(name, self.log)
 
-    def pool(self, max_loaded: int = 1, keep_alive: dict[str, float] | None = None) -> ModelPool:
-        return ModelPool(["a", "b", "c"], self, max_loaded, keep_alive)
+    def pool(self, max_loaded: int = 1, keep_alive: dict[str, float] | None = None, max_asleep: int = 0) -> ModelPool:
+        return ModelPool(["a", "b", "c"], self, max_loaded, keep_alive, max_asleep)
 
 
 async def use(pool: ModelPool, name: str | None) -> str:
@@ -214,5 +228,51 @@ def test_a_name_that_is_not_served() -> None:
     async def test() -> None:
         with pytest.raises(ApiError, match="'d' does not exist; served here: 'a', 'b', 'c'"):
             await use(Loader().pool(), "d")
+
+    run(test)
+
+
+def test_the_least_recently_used_sleeps_and_the_longest_asleep_goes() -> None:
+    async def test() -> None:
+        loader = Loader()
+        pool = loader.pool(max_asleep=1)
+        for name, log, state in (
+            ("a", ["+a"], ["loaded", "unloaded", "unloaded"]),
+            ("b", ["za", "+b"], ["asleep", "loaded", "unloaded"]),
+            ("a", ["zb", "!a"], ["loaded", "asleep", "unloaded"]),
+            ("c", ["za", "-b", "+c"], ["asleep", "unloaded", "loaded"]),
+        ):
+            before = len(loader.log)
+            assert await use(pool, name) == name
+            assert sorted(loader.log[before:]) == sorted(log) and states(pool) == state
+        await pool.close()
+        assert sorted(loader.log[-2:]) == ["-a", "-c"] and states(pool) == ["unloaded"] * 3
+
+    run(test)
+
+
+def test_a_model_that_dies_in_its_sleep_is_loaded_anew() -> None:
+    async def test() -> None:
+        loader = Loader()
+        pool = loader.pool(max_asleep=2)
+        async with pool.use("a") as model:
+            pass
+        await use(pool, "b")
+        model.errored = True  # type: ignore[attr-defined]
+        assert await use(pool, "a") == "a"
+        assert loader.log == ["+a", "za", "+b", "zb", "-a", "+a"]
+
+    run(test)
+
+
+def test_keep_alive_puts_to_sleep() -> None:
+    async def test() -> None:
+        loader = Loader()
+        pool = loader.pool(keep_alive={"a": 0.0}, max_asleep=1)
+        await use(pool, "a")
+        while states(pool)[0] != "asleep":
+            await asyncio.sleep(0)
+        assert await use(pool, "a") == "a"
+        assert loader.log == ["+a", "za", "!a"]
 
     run(test)

@@ -36,14 +36,9 @@ class ServerThread:
         self._http.should_exit = True
         self._serving.result(DEADLINE)
         if self.server._models is not None:
-            for model in self.server.models.loaded():
-                self.loop.run(_close(model))
+            self.loop.run(self.server.models.close())
         self.loop.close()
         self.listener.close()
-
-
-async def _close(model: ServedModel) -> None:
-    await asyncio.to_thread(model.close)
 
 
 def serve_engine(

@@ -20,7 +20,7 @@ def load(name: str) -> ServedModel:
 def test_models_take_turns_and_a_broken_one_disturbs_none() -> None:
     thread = ServerThread(ServeOptions(disable_uvicorn_access_log=True))
     try:
-        thread.serve(ModelPool(["a", "b", "broken"], load, max_loaded=1))
+        thread.serve(ModelPool(["a", "b", "broken"], load, max_loaded=1, max_asleep=1))
         with httpx.Client(base_url=thread.url, timeout=DEADLINE) as client:
 
             def ask(name: str, stream: bool = False) -> httpx.Response:
@@ -31,9 +31,9 @@ def test_models_take_turns_and_a_broken_one_disturbs_none() -> None:
                 return {each["id"]: each["state"] for each in client.get("/v1/models").json()["data"]}
 
             assert client.get("/health").status_code == 200
-            for name, other in (("a", "b"), ("b", "a"), ("a", "b")):
+            for name, other, state in (("a", "b", "unloaded"), ("b", "a", "asleep"), ("a", "b", "asleep")):
                 assert ask(name).json()["model"] == name
-                assert states() == {name: "loaded", other: "unloaded", "broken": "unloaded"}
+                assert states() == {name: "loaded", other: state, "broken": "unloaded"}
             for stream in (False, True):
                 failed = ask("broken", stream)
                 assert failed.status_code == 500 and "/secret" not in failed.text and "'broken'" in failed.text
