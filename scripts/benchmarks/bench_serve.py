@@ -2,12 +2,14 @@
 
 With the real model: tokens a second of 64 streams. With an engine that takes its time and computes nothing: the time
 to the first token of one stream and of 64, the server's CPU time per token, how late its event loop is with 256 streams
-at 50 tokens a second. And the seconds from `corespan serve` to the first answer.
+at 50 tokens a second. And the seconds from `corespan serve` to the first answer, and of a change between two models.
 """
 
 import argparse
+import contextlib
 import json
 import os
+import shutil
 import signal
 import statistics
 import subprocess
@@ -24,7 +26,9 @@ from typing import Any
 BENCHMARKS = Path(__file__).resolve().parent
 MODEL = "smollm2-135m"
 PORT = 18431
-FIGURES = ("throughput", "ttft", "cpu", "lag", "start")
+SIZES = {"hidden_size": 2048, "intermediate_size": 5632, "num_attention_heads": 32, "num_key_value_heads": 32}
+NUM_LAYERS = 8  # with SIZES and the tokenizer's 49,152 words, 1 GB in bfloat16
+FIGURES = ("throughput", "ttft", "cpu", "lag", "start", "switch")
 
 
 def main() -> None:
@@ -33,7 +37,7 @@ def main() -> None:
     parser.add_argument("--model", default=MODEL, help="short name or path [%(default)s]")
     parser.add_argument("--repeat", type=int, default=3, metavar="N", help="runs of each [%(default)s]")
     options = parser.parse_args()
-    measures = {"throughput": throughput, "ttft": ttft, "cpu": cpu, "lag": lag, "start": start}
+    measures = {"throughput": throughput, "ttft": ttft, "cpu": cpu, "lag": lag, "start": start, "switch": switch}
     if unknown := set(options.figures) - set(FIGURES):
         parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(FIGURES)}")
     for name in options.figures or FIGURES:
@@ -107,6 +111,48 @@ def start(model: str, repeat: int) -> dict[str, Any]:
     return {"seconds": statistics.median(runs), "runs": runs}
 
 
+def switch(model: str, repeat: int) -> dict[str, Any]:
+    """Seconds to the first answer of a model of 1 GB that took turns with another: woken, and loaded again."""
+    seconds: dict[str, list[float]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        first = gigabyte_model(Path(folder), model)
+        second = Path(folder) / "second"
+        second.symlink_to(first)
+        for name, num_asleep in (("woken", 1), ("loaded", 0)):
+            options = ["--max-sleeping-models", str(num_asleep), "--max-model-len", "2048", "--max-num-seqs", "4"]
+            with serving(str(first), str(second), *options):
+                _answered(str(first)), _answered(str(second))
+                seconds[name] = [_answered(str(each)) for _ in range(repeat) for each in (first, second)]
+    return {f"{name}_s": statistics.median(runs) for name, runs in seconds.items()} | {"runs": seconds}
+
+
+def gigabyte_model(folder: Path, tokenizer_of: str) -> Path:
+    """A model of random weights, with the tokenizer of another."""
+    import torch
+    from safetensors.torch import save_file
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from corespan.engine.model_files.model_source import resolve_model
+
+    path = folder / "first"
+    shutil.copytree(str(resolve_model(tokenizer_of).tokenizer_dir), path)
+    words = json.loads((path / "tokenizer.json").read_text())["model"]["vocab"]
+    config = LlamaConfig(**SIZES, num_hidden_layers=NUM_LAYERS, vocab_size=len(words), tie_word_embeddings=True)
+    config.architectures = ["LlamaForCausalLM"]
+    config.torch_dtype = "bfloat16"
+    config.save_pretrained(path)
+    with torch.device("meta"):
+        shapes = LlamaForCausalLM(config).state_dict()
+    tile = torch.randn(1 << 20).to(torch.bfloat16) * 0.02
+    weights = {
+        name: tile.repeat(-(-meta.numel() // tile.numel()))[: meta.numel()].reshape(meta.shape).clone()
+        for name, meta in shapes.items()
+        if name != "lm_head.weight"
+    }
+    save_file(weights, path / "model.safetensors", {"format": "pt"})
+    return path
+
+
 class Served:
     """A server in a process of its own."""
 
@@ -154,36 +200,44 @@ def _json_of(command: list[str]) -> dict[str, Any]:
 
 
 def seconds_to_first_answer(model: str) -> float:
-    body = json.dumps({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}).encode()
-    with tempfile.TemporaryDirectory() as folder:
-        command = [
-            sys.executable,
-            "-m",
-            "corespan.server.cli",
-            "serve",
-            model,
-            "--host",
-            "127.0.0.1",
-            "--port",
-            "18431",
-        ]
-        began = time.perf_counter()
-        with (Path(folder) / "log").open("w") as log, subprocess.Popen(command, stderr=log, stdout=log) as process:
-            while True:
-                request = urllib.request.Request(f"http://127.0.0.1:{PORT}/v1/chat/completions", body)
-                request.add_header("Content-Type", "application/json")
-                try:
-                    with urllib.request.urlopen(request) as answer:
-                        assert answer.status == 200
-                    break
-                except urllib.error.HTTPError as error:
-                    assert error.code == 503, error.read()
-                except urllib.error.URLError:
-                    assert process.poll() is None, (Path(folder) / "log").read_text()
-                time.sleep(0.02)
-            seconds = time.perf_counter() - began
-            process.terminate()
-    return seconds
+    began = time.perf_counter()
+    with serving(model):
+        return time.perf_counter() - began + _answered()
+
+
+@contextmanager
+def serving(*arguments: str) -> Iterator[None]:
+    """`corespan serve`, from when it listens."""
+    command = [sys.executable, "-m", "corespan.server.cli", "serve", *arguments, "--host", "127.0.0.1"]
+    with tempfile.TemporaryFile("w+") as log:
+        with subprocess.Popen([*command, "--port", str(PORT)], stderr=log, stdout=log) as process:
+            try:
+                while process.poll() is None:
+                    with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{PORT}/live"):
+                        break
+                    time.sleep(0.02)
+                else:
+                    log.seek(0)
+                    raise SystemExit(log.read())
+                yield
+            finally:
+                process.terminate()
+
+
+def _answered(model: str | None = None) -> float:
+    """Seconds until a chat of one token is answered, asked again while the server has no model."""
+    body = {"model": model, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
+    request = urllib.request.Request(f"http://127.0.0.1:{PORT}/v1/chat/completions", json.dumps(body).encode())
+    request.add_header("Content-Type", "application/json")
+    began = time.perf_counter()
+    while True:
+        try:
+            with urllib.request.urlopen(request):
+                return time.perf_counter() - began
+        except urllib.error.HTTPError as error:
+            if error.code != 503:
+                raise SystemExit(error.read().decode()) from None
+        time.sleep(0.02)
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ CLIENTS = (
     Client("anthropic", "anthropic_python.py", ("anthropic",)),
     Client("langchain", "langchain_python.py", ("langchain-openai",)),
     Client("litellm", "litellm_python.py", ("litellm",)),
-    Client("lm-eval", "lm_eval_python.py", ("lm-eval[api]",)),
+    Client("lm-eval", "lm_eval_python.py", ("lm-eval[api]", "transformers")),
     Client("guidellm", "guidellm_python.py", ("guidellm",)),
     Client("aiperf", "aiperf_python.py", ("aiperf",)),
 )

@@ -44,8 +44,10 @@ const structured = await client.chat.completions.parse({
 });
 assert.ok(["red", "blue"].includes(JSON.parse(structured.choices[0].message.content).colour));
 
-const response = await client.responses.create({ model, input: "Say hello.", max_output_tokens: 16, temperature: 0 });
-const events = client.responses.stream({ model, input: "Say hello.", max_output_tokens: 16, temperature: 0 });
+const format = { type: "json_schema", name: "pick", schema, strict: true };
+const asked = { model, input: "Name a colour.", text: { format }, max_output_tokens: 100, temperature: 0 };
+const response = await client.responses.create(asked);
+const events = client.responses.stream(asked);
 assert.equal((await events.finalResponse()).output_text, response.output_text);
 
 await assert.rejects(client.chat.completions.create({ ...chat, model: "no-such-model" }), OpenAI.NotFoundError);
