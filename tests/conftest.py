@@ -1,5 +1,6 @@
 """Fixtures shared by all tests: a tiny random model, the small real one, and engines over each client."""
 
+import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +12,24 @@ from tiny_llama import build_tiny_llama
 # `clients` imports the engines; tests of the lower rooms run without them.
 
 WITHOUT_PROCESSES = {"core", "protocol"}
+
+
+DEAREST = {
+    *("test_smollm2.py", "test_families.py", "test_determinism.py", "test_engine_controls.py", "test_hub.py"),
+    *("test_restart_with_model.py", "test_restart.py", "test_programs.py", "test_death.py", "test_large_inputs.py"),
+    *("test_rotary_settings.py", "test_scheduler_properties.py", "test_user_programs.py", "test_instruction_counts.py"),
+}
+"""These files take longest, so that they come first: the processes that share the files out end at about one time."""
+
+
+for ignored in (signal.SIGINT, signal.SIGHUP):  # by a shell's background jobs, and by whatever such a job starts
+    if signal.getsignal(ignored) is signal.SIG_IGN:
+        signal.signal(ignored, signal.SIG_DFL if ignored == signal.SIGHUP else signal.default_int_handler)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.name not in DEAREST)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -172,7 +172,7 @@ def test_the_real_model_gives_the_same_bits_in_any_company(smollm2_gguf: str, ma
     skip_without_native_kernels()
     texts = ["The capital of France is", "Once upon a time, in a small village by the sea,", "def fibonacci(n):\n    "]
     texts.append("The quick brown fox jumps over the lazy dog. " * 12)
-    params = SamplingParams(seed=3, temperature=0.8, max_tokens=24, ignore_eos=True, logprobs=2)
+    params = SamplingParams(seed=3, temperature=0.8, max_tokens=12, ignore_eos=True, logprobs=2)
     roomy = make_llm(model=smollm2_gguf, max_model_len=256)
     cramped = make_llm(model=smollm2_gguf, max_model_len=256, num_gpu_blocks_override=16, max_num_batched_tokens=48)
 
@@ -182,5 +182,5 @@ def test_the_real_model_gives_the_same_bits_in_any_company(smollm2_gguf: str, ma
 
     alone = [figures(roomy, [text])[0] for text in texts]
 
-    assert figures(roomy, texts * 4) == alone * 4
+    assert figures(roomy, texts * 3) == alone * 3
     assert figures(cramped, texts) == alone

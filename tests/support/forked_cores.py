@@ -14,6 +14,7 @@ import socket
 import struct
 import subprocess
 import sys
+import traceback
 import types
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -139,4 +140,13 @@ def _become_core(order: bytes, channel: int, stdout: int, stderr: int) -> None:
     os.close(stderr)
     from corespan.core.process_main import main
 
-    main(channel, int(parent_pid))
+    code = 1
+    try:
+        main(channel, int(parent_pid))
+        code = 0
+    except SystemExit:
+        pass  # after a failure, of which its parent has been told
+    except BaseException:
+        traceback.print_exc()
+    sys.stdout.flush()
+    os._exit(code)  # what torch has loaded need not be taken apart piece by piece

@@ -17,21 +17,11 @@ PROMPTS = [
     "The capital of France is",
     "Once upon a time, in a small village by the sea,",
     "def fibonacci(n):\n    ",
-    "Water boils at a temperature of",
-    "The three primary colours are",
     "In 1969, the first human being",
     "Dear Sir or Madam,\n\nI am writing to",
     "Question: What is the largest planet in the solar system?\nAnswer:",
-    "import numpy as np\n\nx = np.",
-    "The recipe needs two eggs, a cup of flour and",
-    "Photosynthesis is the process by which",
-    "To be, or not to be, that is",
     "1, 2, 4, 8, 16, 32,",
-    "My favourite season is autumn because",
     "SELECT name, age FROM people WHERE",
-    "The difference between a virus and a bacterium is that",
-    "She opened the old wooden door and saw",
-    "Berlin is to Germany as Tokyo is to",
     "The quick brown fox jumps over the lazy dog. The lazy dog",
     "Step 1: Gather all the materials.\nStep 2:",
 ]
@@ -67,14 +57,21 @@ def generate(model_files: ModelFiles, dtype: str, prompts: list[list[int]], num_
 
 
 @torch.inference_mode()
-def num_agreeing(reference: Any, prompt: list[int], token_ids: list[int], steps: int = 0) -> int:
-    """How many tokens behind the prompt, from the first, are those that transformers takes greedily.
+def logits_of(reference: Any, prompts: list[list[int]], texts: list[list[int]]) -> list[torch.Tensor]:
+    """transformers' for every token behind each prompt, float32, all texts in one batch."""
+    longest = max(map(len, texts))
+    logits = reference(torch.tensor([text + [0] * (longest - len(text)) for text in texts])).logits
+    pairs = zip(prompts, texts, strict=True)
+    return [logits[row, len(prompt) - 1 : len(text) - 1].float() for row, (prompt, text) in enumerate(pairs)]
+
+
+def num_agreeing(logits: torch.Tensor, token_ids: list[int], steps: int = 0) -> int:
+    """How many tokens, from the first, are those that transformers takes greedily.
 
     Where several logits share the first place, which rounding to bfloat16 brings about, each of them counts; so do
     those that lie up to `steps` steps of bfloat16 below it.
     """
-    logits = reference(torch.tensor([token_ids[:-1]])).logits[0, len(prompt) - 1 :].float()
-    chosen = logits.gather(1, torch.tensor(token_ids[len(prompt) :])[:, None]).squeeze(1)
+    chosen = logits.gather(1, torch.tensor(token_ids)[:, None]).squeeze(1)
     best = logits.amax(1)
     step = 2.0 ** (best.abs().log2().floor() - 7)
     return int((chosen >= best - steps * step).int().cumprod(0).sum())
@@ -82,7 +79,8 @@ def num_agreeing(reference: Any, prompt: list[int], token_ids: list[int], steps:
 
 def test_float32_tokens_equal_transformers(reference: Any, model_files: ModelFiles, prompts: list[list[int]]) -> None:
     texts = generate(model_files, "float32", prompts, 64)
-    agreeing = [num_agreeing(reference, prompt, text) for prompt, text in zip(prompts, texts, strict=True)]
+    logits = logits_of(reference, prompts, texts)
+    agreeing = [num_agreeing(each, text[-64:]) for each, text in zip(logits, texts, strict=True)]
     assert agreeing == [64] * len(prompts)
 
 
@@ -90,11 +88,10 @@ def test_bfloat16_tokens_agree_with_transformers(
     reference: Any, model_files: ModelFiles, prompts: list[list[int]]
 ) -> None:
     texts = generate(model_files, "bfloat16", prompts, 16)
-    rounded = reference.to(torch.bfloat16)
+    logits = logits_of(reference.to(torch.bfloat16), prompts, texts)
     agreeing, nearly = (
-        [num_agreeing(rounded, prompt, text, steps) for prompt, text in zip(prompts, texts, strict=True)]
-        for steps in (0, 2)
+        [num_agreeing(each, text[-16:], steps) for each, text in zip(logits, texts, strict=True)] for steps in (0, 2)
     )
     in_hardware = not library.is_available() or library.ISA_LEVELS[library.isa_level()] == "avx512bf16"
-    assert sum(count == 16 for count in agreeing) >= (18 if in_hardware else 17), agreeing
+    assert sum(count == 16 for count in agreeing) >= (9 if in_hardware else 8), agreeing
     assert nearly == [16] * len(prompts)
