@@ -24,8 +24,8 @@ from ..protocol.outputs import (
     FinishReason,
     UtilityOutput,
 )
-from ..protocol.params import SamplingParams
 from ..protocol.requests import EngineCoreRequest, EngineCoreRequestType, UtilityRequest
+from ..protocol.resolved_sampling import ResolvedSampling
 from ..protocol.sockets import OutputSeal, connect, receive_frames
 from .engine_core import Abort
 from .scheduler.request import Request
@@ -151,7 +151,7 @@ class InputThread(threading.Thread):
             request = self._add_decoder.decode(frames)
         except ProtocolError as error:
             request_id = _readable_field(frames, 0, str)
-            unreadable = EngineCoreRequest(request_id, [], SamplingParams(), client_index=client_index)
+            unreadable = EngineCoreRequest(request_id, [], ResolvedSampling(), client_index=client_index)
             self._intake.fail_request(unreadable, error)
             return
         request.client_index = client_index

@@ -6,12 +6,12 @@ import math
 
 from ..protocol.config import ModelConfig
 from ..protocol.param_checks import below_vocab, check_logprob_limit, reject
-from ..protocol.params import SamplingParams
 from ..protocol.requests import EngineCoreRequest
+from ..protocol.resolved_sampling import ResolvedSampling
 
 
 def check_request(request: EngineCoreRequest, model_config: ModelConfig) -> None:
-    """Raises ValueError. What `SamplingParams` checks by itself was checked when the request was decoded."""
+    """Raises ValueError. What the types of the message alone tell was checked when the request was decoded."""
     vocab_size = model_config.vocab_size
     for name in ("prompt_token_ids", "output_token_ids"):
         token_ids = getattr(request, name)
@@ -22,22 +22,19 @@ def check_request(request: EngineCoreRequest, model_config: ModelConfig) -> None
         raise ValueError(f"prompt_embeds must be 2-D and of numbers, got {embeds.dtype} {list(embeds.shape)}")
     if not math.isfinite(request.arrival_time):
         reject("arrival_time", request.arrival_time, "finite")
-    length = request.sampling_params.beam_length
+    params, length = request.params, request.params.beam_length
     if length is not None and not 0 <= length < len(request.prompt_token_ids):
-        reject("_beam_length", length, f"None or in [0, {len(request.prompt_token_ids)}), the prompt's length")
-    _check_params(request.sampling_params, model_config)
+        reject("beam_length", length, f"None or in [0, {len(request.prompt_token_ids)}), the prompt's length")
+    if model_config.logits_processors and params.for_processors is None:
+        reject("for_processors", None, "the caller's params, which the engine's logits processors look at")
+    _check_params(params, model_config)
 
 
-def _check_params(params: SamplingParams, model_config: ModelConfig) -> None:
+def _check_params(params: ResolvedSampling, model_config: ModelConfig) -> None:
     vocab_size = model_config.vocab_size
     for name in ("logprobs", "prompt_logprobs"):
         check_logprob_limit(name, getattr(params, name), model_config.max_logprobs, vocab_size)
     for name in ("logit_bias", "allowed_token_ids", "logprob_token_ids"):
         below_vocab(name, getattr(params, name) or (), vocab_size)
-    for word in params.bad_words_token_ids or ():
-        if not word:
-            reject("_bad_words_token_ids", params.bad_words_token_ids, "lists of at least one token id")
-        below_vocab("_bad_words_token_ids", word, vocab_size)
-    end_ids = params.all_stop_token_ids  # a model's files may name some beyond its vocabulary, which never come
-    if any(token_id < 0 for token_id in end_ids):
-        reject("_all_stop_token_ids", end_ids, "token ids of at least 0")
+    for word in params.bad_words_token_ids:
+        below_vocab("bad_words_token_ids", word, vocab_size)

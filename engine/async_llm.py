@@ -16,7 +16,6 @@ from ..protocol.errors import EngineDeadError, EngineGenerateError, raised_in, t
 from ..protocol.param_checks import as_seconds, reject
 from ..protocol.params import SamplingParams
 from ..protocol.pausing import PauseMode
-from ..protocol.requests import EngineCoreRequest
 from .engine_args import DEFAULT_EXECUTOR_CLASS, AsyncEngineArgs, EngineArgs, UsageContext
 from .engine_base import EngineBase
 from .metrics.loggers import StatLoggerFactory
@@ -25,10 +24,10 @@ from .metrics.stats import IterationStats
 from .output_handler import OutputHandler
 from .outputs.output_collector import RequestOutputCollector
 from .outputs.request_output import RequestOutput
+from .prompt_stream import PromptStreamError, first_piece, send_pieces, unasked
 from .requests.input_processor import refuse_lora
-from .requests.parallel_sampling import fan_out
-from .requests.prepared_requests import adopt
-from .requests.streaming_input import PromptStreamError, StreamingInput, as_piece, first_piece, send_pieces, unasked
+from .requests.prepared_request import PreparedRequest, adopt
+from .requests.streaming_input import StreamingInput, as_piece
 from .text.prompts import PromptType
 
 if TYPE_CHECKING:
@@ -120,7 +119,7 @@ class AsyncLLM(EngineBase):
 
     async def generate(
         self,
-        prompt: PromptType | EngineCoreRequest | AsyncIterator[StreamingInput],
+        prompt: PromptType | PreparedRequest | AsyncIterator[StreamingInput],
         sampling_params: SamplingParams,
         request_id: str,
         *,
@@ -174,7 +173,7 @@ class AsyncLLM(EngineBase):
     async def add_request(
         self,
         request_id: str,
-        prompt: PromptType | EngineCoreRequest | AsyncIterator[StreamingInput],
+        prompt: PromptType | PreparedRequest | AsyncIterator[StreamingInput],
         params: SamplingParams,
         arrival_time: float | None = None,
         lora_request: None = None,
@@ -186,7 +185,7 @@ class AsyncLLM(EngineBase):
     ) -> RequestOutputCollector:
         """Queues one request; its outputs come through the collector. `generate` is this with an end taken care of.
 
-        A prepared `EngineCoreRequest` in place of a prompt keeps its own id, and `prompt_text` is then its text.
+        A `PreparedRequest` in place of a prompt keeps its own id and params, and `prompt_text` is then its text.
         """
         self._ensure_alive()
         refuse_lora(lora_request)
@@ -196,30 +195,22 @@ class AsyncLLM(EngineBase):
         process = functools.partial(
             self._process, request_id, arrival_time, tokenization_kwargs, trace_headers, priority
         )
-        if isinstance(prompt, EngineCoreRequest):
-            request = adopt(request_id, prompt)
-            check = functools.partial(self.input_processor.check_prepared, request)
-            await asyncio.get_running_loop().run_in_executor(self._prompt_threads, check)
+        if isinstance(prompt, PreparedRequest):
+            prepared = adopt(request_id, prompt, prompt_text)
         elif isinstance(prompt, AsyncIterator):
             if self.vllm_config.parallel_config.engine_restart:
                 raise ValueError("a prompt that comes in pieces cannot move to a new core; use engine_restart=0")
             if (piece := await first_piece(prompt, params)) is None:
                 self.input_processor.check(request_id, params)
                 return unasked(request_id, params)
-            request, prompt_text = await process(piece)
-            request = as_piece(request, request.cache_salt)
+            prepared = await process(piece)
+            as_piece(prepared.request, prepared.request.cache_salt)
         else:
-            request, prompt_text = await process(StreamingInput(prompt, params))
-        self.input_processor.assign_request_id(request)
-        if self.log_requests:
-            logger.info(
-                "Request %s: %d prompt tokens, %s", request_id, len(request.prompt_token_ids), request.sampling_params
-            )
-        collector = RequestOutputCollector(request.sampling_params.output_kind, request.request_id)
-        await self._add(request, prompt_text, collector)
+            prepared = await process(StreamingInput(prompt, params))
+        collector = await self._add(prepared)
         if isinstance(prompt, AsyncIterator):
             sending = send_pieces(
-                prompt, request, self.output_processor, collector, process, self.engine_core.add_request_async
+                prompt, prepared, self.output_processor, collector, process, self.engine_core.add_request_async
             )
             collector.input_task = asyncio.create_task(sending, name=f"corespan-prompt-{request_id}")
         return collector
@@ -333,7 +324,7 @@ class AsyncLLM(EngineBase):
         trace_headers: Mapping[str, str] | None,
         priority: int,
         piece: StreamingInput,
-    ) -> tuple[EngineCoreRequest, str | None]:
+    ) -> PreparedRequest:
         params: Any = piece.sampling_params  # whatever the caller gave: checked where requests are processed
         process = functools.partial(
             self.input_processor.process_inputs,
@@ -350,19 +341,21 @@ class AsyncLLM(EngineBase):
             return process()
         return await asyncio.get_running_loop().run_in_executor(self._prompt_threads, process)
 
-    async def _add(
-        self, request: EngineCoreRequest, prompt_text: str | None, collector: RequestOutputCollector
-    ) -> None:
+    async def _add(self, prepared: PreparedRequest) -> RequestOutputCollector:
         """Registers and sends the request, or its n children; on any failure none of them stays."""
-        registered: list[str] = []
+        self.input_processor.assign_request_id(prepared)
+        if self.log_requests:
+            num_tokens = len(prepared.request.prompt_token_ids)
+            logger.info("Request %s: %d prompt tokens, %s", prepared.request_id, num_tokens, prepared.params)
+        collector = RequestOutputCollector(prepared.output_kind, prepared.request_id)
+        requests = self.output_processor.add_request(prepared, collector)
         try:
-            for child in fan_out(request):
-                self.output_processor.add_request(child.request, prompt_text, child.parent, child.index, collector)
-                registered.append(child.request.request_id)
-                await self.engine_core.add_request_async(child.request)
+            for request in requests:
+                await self.engine_core.add_request_async(request)
         except BaseException:
-            await self.abort(registered, internal=True)
+            await self.abort(prepared.request_id, internal=True)
             raise
+        return collector
 
     def _ensure_alive(self) -> None:
         if self.errored:

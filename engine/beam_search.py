@@ -9,8 +9,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-import msgspec
-
 from ..protocol.errors import EngineGenerateError
 from ..protocol.param_checks import int_at_least, reject_type
 from ..protocol.params import BeamSearchParams, SamplingParams
@@ -20,8 +18,8 @@ from .outputs.request_output import RequestOutput
 from .progress import UseTqdm, progress
 from .text.prompts import PromptType, to_prompt_list
 
-Generate = Callable[[Sequence[PromptType], Sequence[SamplingParams]], list[RequestOutput]]
-"""`LLM.generate`, which may be called from within a call of the same thread."""
+Generate = Callable[[Sequence[PromptType], SamplingParams, Sequence[int] | None], list[RequestOutput]]
+"""One output a prompt. Under a grammar each prompt comes with how many tokens at its end are the beam's."""
 
 
 @dataclass(slots=True)
@@ -63,7 +61,8 @@ def beam_search(
     if concurrency_limit is not None:
         int_at_least("concurrency_limit", concurrency_limit, 1, "None or an integer of at least 1")
     # A grammar allows an end token where the text may end, and nothing behind it.
-    end_tokens = set() if params.ignore_eos and params.structured_outputs is None else _end_tokens(engine)
+    ignores_ends = params.ignore_eos and params.structured_outputs is None
+    end_tokens = set() if ignores_ends else engine.input_processor.resolver.end_token_ids
     searches = [_make_search(engine, prompt, params, end_tokens) for prompt in to_prompt_list(prompts)]
     for group in _groups(searches, concurrency_limit or len(searches)):
         for _ in progress(range(params.max_tokens), params.max_tokens, use_tqdm, "Beam search"):
@@ -77,7 +76,9 @@ def beam_search(
 def _step(engine: LLMEngine, generate: Generate, searches: Sequence["_Search"]) -> None:
     """Extends every beam of `searches` by one token, in one batch."""
     prompts: list[PromptType] = [{"prompt_token_ids": beam.tokens} for search in searches for beam in search.beams]
-    outputs = generate(prompts, [params for search in searches for params in search.step_params()])
+    lengths = [search.length for search in searches for _ in search.beams]
+    params = searches[0].step_params
+    outputs = generate(prompts, params, None if params.structured_outputs is None else lengths)
     alternatives = iter([_alternatives(engine, output) for output in outputs])
     for search in searches:
         search.advance([next(alternatives) for _ in search.beams])
@@ -97,7 +98,7 @@ class _Search:
         self._max_tokens = min(params.max_tokens, room)
         self._num_candidates = max(2, 1 + len(end_tokens)) * params.beam_width
         self._completed: list[tuple[float, BeamSearchSequence]] = []
-        self._step_params = SamplingParams(
+        self.step_params = SamplingParams(
             temperature=params.temperature,
             max_tokens=1,
             logprobs=self._num_candidates,
@@ -106,12 +107,10 @@ class _Search:
             structured_outputs=params.structured_outputs,
         )
 
-    def step_params(self) -> list[SamplingParams]:
-        """For each live beam: under a grammar they say how much of it lies behind."""
-        if self._params.structured_outputs is None:
-            return [self._step_params] * len(self.beams)
-        length = len(self.beams[0].tokens) - self._num_prompt_tokens
-        return [msgspec.structs.replace(self._step_params, _beam_length=length)] * len(self.beams)
+    @property
+    def length(self) -> int:
+        """Tokens in each live beam."""
+        return len(self.beams[0].tokens) - self._num_prompt_tokens
 
     def advance(self, alternatives: Sequence[dict[int, Logprob]]) -> None:
         """Takes the next step, given the alternatives for each live beam's next token.
@@ -120,7 +119,7 @@ class _Search:
         the first `beam_width` others live on.
         """
         width = self._params.beam_width
-        length = len(self.beams[0].tokens) + 1 - self._num_prompt_tokens
+        length = self.length + 1
         alive: list[BeamSearchSequence] = []
         for rank, (cum_logprob, beam_index, token_id) in enumerate(self._best_candidates(alternatives)):
             ends = token_id in self._end_tokens
@@ -178,12 +177,6 @@ def _make_search(engine: LLMEngine, prompt: PromptType, params: BeamSearchParams
         raise NotImplementedError("beam search takes prompts of text or token ids, not of embeddings")
     token_ids = rendered["prompt_token_ids"]
     return _Search(prompt, token_ids, params, end_tokens, engine.model_config.max_model_len - len(token_ids))
-
-
-def _end_tokens(engine: LLMEngine) -> set[int]:
-    """Every token that ends a generation by itself."""
-    request, _ = engine.input_processor.process_inputs("", [0], SamplingParams())
-    return set(request.sampling_params.all_stop_token_ids)
 
 
 def _alternatives(engine: LLMEngine, output: RequestOutput) -> dict[int, Logprob]:

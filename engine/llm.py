@@ -203,8 +203,11 @@ class LLM(EngineControls):
         """The best `params.beam_width` continuations of each prompt; at most `concurrency_limit` prompts at once."""
         refuse_lora(lora_request)
 
-        def generate(prompts: Sequence[PromptType], params: Sequence[SamplingParams]) -> list[RequestOutput]:
-            return self.generate(prompts, params, use_tqdm=False)
+        def generate(
+            prompts: Sequence[PromptType], params: SamplingParams, beam_lengths: Sequence[int] | None
+        ) -> list[RequestOutput]:
+            request_ids, _ = self._add_batch(prompts, len(prompts), params, None, None, False, beam_lengths)
+            return self._complete(request_ids, False)
 
         return beam_search(self.llm_engine, generate, prompts, params, use_tqdm, concurrency_limit)
 
@@ -281,26 +284,33 @@ class LLM(EngineControls):
         priority: int | Sequence[int] | None,
         tokenization_kwargs: Mapping[str, Any] | None,
         use_tqdm: UseTqdm,
+        beam_lengths: Sequence[int] | None = None,
     ) -> tuple[list[str], list[str]]:
         """Queues `count` prompts, all or none of them. Returns their ids: the outputs', and the internal ones."""
-        all_params = _final_only(self._one_params_each(sampling_params, count))
+        all_params = self._one_params_each(sampling_params, count)
         priorities = _one_each("priority", 0 if priority is None else priority, int, count)
+        lengths: Sequence[int | None] = beam_lengths or [None] * count
         request_ids: list[str] = []
         internal_ids: list[str] = []
         try:
-            for prompt, params, each_priority in zip(
-                progress(prompts, count, use_tqdm, "Adding requests"), all_params, priorities, strict=True
+            for prompt, params, each_priority, beam_length in zip(
+                progress(prompts, count, use_tqdm, "Adding requests"),
+                all_params,
+                priorities,
+                lengths,
+                strict=True,
             ):
                 request_ids.append(str(next(self.request_counter)))
-                internal_ids.append(
-                    self.llm_engine.add_request(
-                        request_ids[-1],
-                        prompt,
-                        params,
-                        tokenization_kwargs=tokenization_kwargs,
-                        priority=each_priority,
-                    )
+                prepared = self.input_processor.process_inputs(
+                    request_ids[-1],
+                    prompt,
+                    params,
+                    tokenization_kwargs=tokenization_kwargs,
+                    priority=each_priority,
+                    output_kind=RequestOutputKind.FINAL_ONLY,
+                    beam_length=beam_length,
                 )
+                internal_ids.append(self.llm_engine.add_prepared(prepared))
         except BaseException:
             self.llm_engine.abort_request(request_ids)
             raise
@@ -361,15 +371,3 @@ def _one_each(name: str, given: Any, kind: type, count: int) -> list[Any]:
         if not isinstance(each, kind):
             reject_type(f"each entry of {name}", each, f"of type {kind.__name__}")
     return list(given)
-
-
-def _final_only(all_params: Sequence[SamplingParams]) -> list[SamplingParams]:
-    """The params with FINAL_ONLY outputs; the caller's own objects stay as they are."""
-    prepared: dict[int, SamplingParams] = {}
-    for params in all_params:
-        if id(params) not in prepared:
-            prepared[id(params)] = params
-            if params.output_kind != RequestOutputKind.FINAL_ONLY:
-                prepared[id(params)] = params.clone()
-                prepared[id(params)].output_kind = RequestOutputKind.FINAL_ONLY
-    return [prepared[id(params)] for params in all_params]

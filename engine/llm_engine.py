@@ -13,7 +13,6 @@ from ..protocol.outputs import SchedulerStats
 from ..protocol.param_checks import as_seconds
 from ..protocol.params import SamplingParams
 from ..protocol.pausing import PauseMode
-from ..protocol.requests import EngineCoreRequest
 from .engine_args import DEFAULT_EXECUTOR_CLASS, EngineArgs, UsageContext
 from .engine_base import EngineBase
 from .metrics.loggers import StatLoggerFactory
@@ -22,8 +21,7 @@ from .metrics.stats import IterationStats
 from .outputs.request_output import RequestOutput
 from .ownership import takes_turns
 from .requests.input_processor import refuse_lora
-from .requests.parallel_sampling import fan_out
-from .requests.prepared_requests import adopt
+from .requests.prepared_request import PreparedRequest, adopt
 from .text.prompts import PromptType
 
 if TYPE_CHECKING:
@@ -100,7 +98,7 @@ class LLMEngine(EngineBase):
     def add_request(
         self,
         request_id: str,
-        prompt: PromptType | EngineCoreRequest,
+        prompt: PromptType | PreparedRequest,
         params: SamplingParams,
         arrival_time: float | None = None,
         lora_request: None = None,
@@ -111,20 +109,30 @@ class LLMEngine(EngineBase):
     ) -> str:
         """Queues one request and returns its internal id, which is unique; outputs carry `request_id`.
 
-        A prepared `EngineCoreRequest` in place of a prompt keeps its own id, and `prompt_text` is then its text.
+        A `PreparedRequest` in place of a prompt keeps its own id and params, and `prompt_text` is then its text.
         Raises TypeError and ValueError for what cannot be served, before anything is queued, and EngineDeadError.
         """
         refuse_lora(lora_request)
-        if isinstance(prompt, EngineCoreRequest):
-            request = adopt(request_id, prompt)
-            self.input_processor.check_prepared(request)
-        else:
-            request, prompt_text = self.input_processor.process_inputs(
+        if isinstance(prompt, PreparedRequest):
+            return self.add_prepared(adopt(request_id, prompt, prompt_text))
+        return self.add_prepared(
+            self.input_processor.process_inputs(
                 request_id, prompt, params, arrival_time, tokenization_kwargs, trace_headers, priority
             )
-        self.input_processor.assign_request_id(request)
-        self._add(request, prompt_text)
-        return request.request_id
+        )
+
+    @takes_turns
+    def add_prepared(self, prepared: PreparedRequest) -> str:
+        """Queues what `input_processor.process_inputs` has made; see `add_request`. On any failure nothing stays."""
+        self.input_processor.assign_request_id(prepared)
+        requests = self.output_processor.add_request(prepared)
+        try:
+            for request in requests:
+                self.engine_core.add_request(request)
+        except BaseException:
+            self.abort_request(prepared.request_id, internal=True)
+            raise
+        return prepared.request_id
 
     @takes_turns
     def abort_request(self, request_ids: str | Iterable[str], internal: bool = False) -> None:
@@ -246,15 +254,3 @@ class LLMEngine(EngineBase):
         self.engine_core.shutdown(timeout)
         if self.tracer is not None:
             self.tracer.close()
-
-    def _add(self, request: EngineCoreRequest, prompt_text: str | None) -> None:
-        """Registers and sends the request, or its n children; on any failure none of them stays."""
-        registered: list[str] = []
-        try:
-            for child in fan_out(request):
-                self.output_processor.add_request(child.request, prompt_text, child.parent, child.index)
-                registered.append(child.request.request_id)
-                self.engine_core.add_request(child.request)
-        except BaseException:
-            self.abort_request(registered, internal=True)
-            raise

@@ -133,13 +133,16 @@ def text_list(field: str, value: object) -> list[str]:
     return texts
 
 
-def is_encodable(value: object) -> bool:
-    """Whether the value can travel in a message: plain data, 64-bit integers, no lone surrogates."""
+def encoded(value: object) -> bytes | None:
+    """The value as it travels in a message; None where it is no plain data, or has other than 64-bit integers."""
     try:
-        msgspec.msgpack.encode(value)
+        return msgspec.msgpack.encode(value)
     except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError):
-        return False
-    return True
+        return None
+
+
+def is_encodable(value: object) -> bool:
+    return encoded(value) is not None
 
 
 def is_plain_dict(value: object) -> bool:

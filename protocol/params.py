@@ -1,26 +1,22 @@
-"""What a request asks for: `SamplingParams` and its parts. Built by callers, completed by the input processor, obeyed
-by the core.
+"""What a caller asks for: `SamplingParams` and `BeamSearchParams`. Theirs alone: the engine changes none of it.
 
-Every value is checked at construction; limits that depend on the model are checked by `SamplingParams.verify` before
-the request is sent.
+Every value is checked at construction, and a request is made of a copy: so checked again, for fields may have been set
+since. The core gets a form of its own, `resolved_sampling`.
 """
 
 import copy
 import difflib
 import enum
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
 from . import envs
-from .config import ModelConfig
 from .param_checks import (
     as_bool,
     as_finite_float,
     as_int,
-    below_vocab,
-    check_logprob_limit,
     checked_logit_bias,
     float_in,
     int_at_least,
@@ -56,12 +52,6 @@ class SamplingType(enum.IntEnum):
     RANDOM_SEED = 2
 
 
-class SupportsEncode(Protocol):
-    """The part of a tokenizer that `update_bad_words` needs."""
-
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
-
-
 _FORMER_FIELDS = {
     "guided_decoding": "structured_outputs=StructuredOutputsParams(...)",
     **{
@@ -90,17 +80,15 @@ class _SuggestsFields(type(msgspec.Struct)):  # type: ignore[misc]
             raise
 
 
-class SamplingParams(msgspec.Struct, metaclass=_SuggestsFields, omit_defaults=True, repr_omit_defaults=True, dict=True):
+class SamplingParams(msgspec.Struct, metaclass=_SuggestsFields, omit_defaults=True, repr_omit_defaults=True):
     """How one request is sampled, when it stops and what it returns. Field names and defaults are vLLM's.
 
     A `temperature` below 1e-5 means greedy, and then `top_p`, `top_k` and `min_p` are set to their neutral values;
     any other temperature is used exactly as given. `logprobs` and `prompt_logprobs` of -1 mean the whole vocabulary.
     `truncate_prompt_tokens` keeps the last k tokens of the prompt, -1: as many as the model can take.
-    `thinking_token_budget` is refused by `verify`, for no engine has a reasoning parser. `routed_experts_prompt_start`
-    is about the routes of mixture-of-experts models: dense ones have none, and it changes nothing.
+    `thinking_token_budget` is refused where a request is made: no engine has a reasoning parser. Models have no routes
+    to experts, and `routed_experts_prompt_start` changes nothing.
     `stream_interval`: tokens that a stream gathers for an output, None: as many as the engine's says.
-    `_beam_length` marks a step of a beam search under a grammar: so many tokens at the prompt's end are the beam's, and
-    logprobs are reported of tokens that the grammar allows.
     """
 
     n: int = 1
@@ -126,26 +114,20 @@ class SamplingParams(msgspec.Struct, metaclass=_SuggestsFields, omit_defaults=Tr
     spaces_between_special_tokens: bool = True
     include_stop_str_in_output: bool = False
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
-    skip_clone: bool = False
-    output_text_buffer_length: int = 0  # characters held back from a stream, for a stop string may begin there
-    _eos_token_id: int | None = None
-    _all_stop_token_ids: set[int] = msgspec.field(default_factory=set)
     structured_outputs: StructuredOutputsParams | None = None
     logit_bias: dict[int, float] | None = None
     allowed_token_ids: list[int] | None = None
     extra_args: dict[str, Any] | None = None
     routed_experts_prompt_start: int = 0
     bad_words: list[str] | None = None
-    _bad_words_token_ids: list[list[int]] | None = None
     skip_reading_prefix_cache: bool | None = None
     thinking_token_budget: int | None = None
     repetition_detection: RepetitionDetectionParams | None = None
     truncate_prompt_tokens: int | None = None
     stream_interval: int | None = None
-    _beam_length: int | None = None
 
     def __post_init__(self) -> None:
-        """Check and normalise. Runs again, without effect, when the params are decoded in the core."""
+        """Check and normalise."""
         self._check_numbers()
         self._check_lengths()
         self._check_logprobs()
@@ -217,7 +199,6 @@ class SamplingParams(msgspec.Struct, metaclass=_SuggestsFields, omit_defaults=Tr
         self.stop = [] if self.stop is None else text_list("stop", self.stop)
         stop_token_ids = [] if self.stop_token_ids is None else token_id_list("stop_token_ids", self.stop_token_ids)
         self.stop_token_ids = list(dict.fromkeys(stop_token_ids))
-        self._all_stop_token_ids.update(self.stop_token_ids)
         self.bad_words = list(dict.fromkeys([] if self.bad_words is None else text_list("bad_words", self.bad_words)))
         if len(self.bad_words) > MAX_BAD_WORDS:
             reject("bad_words", self.bad_words, f"at most {MAX_BAD_WORDS} words")
@@ -247,8 +228,6 @@ class SamplingParams(msgspec.Struct, metaclass=_SuggestsFields, omit_defaults=Tr
             reject("extra_args", self.extra_args, "None or a dict from strings to plain data")
         if self.skip_reading_prefix_cache is not None:
             as_bool("skip_reading_prefix_cache", self.skip_reading_prefix_cache)
-        if self.stop and not self.include_stop_str_in_output:
-            self.output_text_buffer_length = max(map(len, self.stop)) - 1
 
     @staticmethod
     def from_optional(
@@ -280,70 +259,8 @@ class SamplingParams(msgspec.Struct, metaclass=_SuggestsFields, omit_defaults=Tr
         return SamplingParams(**fields)
 
     def clone(self) -> "SamplingParams":
-        """A copy that shares nothing mutable, or, with `skip_clone`, a shallow one."""
-        clone = copy.copy(self)
-        if not self.skip_clone:
-            for name in self.__struct_fields__:
-                value = getattr(self, name)
-                if value is not None and not isinstance(value, (int, float, str)):
-                    setattr(clone, name, copy.deepcopy(value))
-        return clone
-
-    def update_from_generation_config(self, generation_config: Mapping[str, Any], eos_token_id: int | None) -> None:
-        """Take over the model's end tokens: `eos_token_id` is the tokenizer's, the config may list more.
-
-        The others become stop token ids. With `ignore_eos` none of them stops the request, but all stay masked while
-        `min_tokens` is not reached.
-        """
-        if not self.ignore_eos:
-            self._eos_token_id = eos_token_id
-        listed = generation_config.get("eos_token_id")
-        end_ids = {listed} if isinstance(listed, int) else set(listed or ())
-        if eos_token_id is not None:
-            self._all_stop_token_ids.add(eos_token_id)
-            end_ids.discard(eos_token_id)
-        self._all_stop_token_ids.update(end_ids)
-        if not self.ignore_eos:
-            known = self.stop_token_ids or []
-            self.stop_token_ids = [*known, *sorted(end_ids.difference(known))]
-
-    def update_bad_words(self, tokenizer: SupportsEncode | None, vocab_size: int | None = None) -> None:
-        """Encode the bad words, as they stand at the start of a text and behind a space.
-
-        Raises VLLMValidationError without a tokenizer, or when a word encodes to nothing or outside the vocabulary.
-        """
-        if not self.bad_words:
-            return
-        if tokenizer is None:
-            reject("bad_words", self.bad_words, "empty when the engine has no tokenizer")
-        self._bad_words_token_ids = []
-        for word in self.bad_words:
-            variants = _spellings(tokenizer, word)
-            if not variants[0]:
-                reject("bad_words", word, "text that the tokenizer encodes to at least one token")
-            for position, token_ids in enumerate(variants):
-                if token_ids in variants[:position]:
-                    continue
-                if vocab_size is not None:
-                    below_vocab("bad_words", token_ids, vocab_size)
-                self._bad_words_token_ids.append(list(token_ids))
-
-    def verify(self, model_config: ModelConfig, tokenizer_len: int | None = None) -> None:
-        """Check what depends on the model. `tokenizer_len`: number of ids the tokenizer knows.
-
-        Raises VLLMValidationError, a ValueError.
-        """
-        if self.thinking_token_budget is not None:
-            legal = "None: the engine has no reasoning parser, which would tell thinking from answering"
-            reject("thinking_token_budget", self.thinking_token_budget, legal)
-        vocab_size = model_config.vocab_size
-        for name in ("logprobs", "prompt_logprobs"):
-            check_logprob_limit(name, getattr(self, name), model_config.max_logprobs, vocab_size)
-        below_vocab("logit_bias", self.logit_bias or (), vocab_size)
-        below_vocab("stop_token_ids", self.stop_token_ids or (), vocab_size)
-        below_vocab("logprob_token_ids", self.logprob_token_ids or (), vocab_size)
-        known = vocab_size if tokenizer_len is None else min(vocab_size, tokenizer_len)
-        below_vocab("allowed_token_ids", self.allowed_token_ids or (), known)
+        """A copy that shares nothing mutable. Raises VLLMValidationError for what fields have been set to since."""
+        return copy.deepcopy(self)
 
     @property
     def sampling_type(self) -> SamplingType:
@@ -358,39 +275,6 @@ class SamplingParams(msgspec.Struct, metaclass=_SuggestsFields, omit_defaults=Tr
             return len(self.logprob_token_ids)
         return self.logprobs
 
-    @property
-    def eos_token_id(self) -> int | None:
-        """The token that ends the request by itself; None with `ignore_eos`."""
-        return self._eos_token_id
-
-    @property
-    def all_stop_token_ids(self) -> set[int]:
-        """Every token that must not be drawn before `min_tokens` are there."""
-        return self._all_stop_token_ids
-
-    @property
-    def bad_words_token_ids(self) -> list[list[int]] | None:
-        return self._bad_words_token_ids
-
-    @property
-    def beam_length(self) -> int | None:
-        return self._beam_length
-
-
-def _spellings(tokenizer: SupportsEncode, word: str) -> list[list[int]]:
-    """A bad word's tokens at the start of a text and behind a space.
-
-    A word that begins with other white space has no such variant: it follows on whatever precedes it.
-    """
-    bare = word.lstrip(" ")
-    if bare and not bare[0].isspace():
-        return [tokenizer.encode(text, add_special_tokens=False) for text in (bare, " " + bare)]
-    alone = tokenizer.encode(word, add_special_tokens=False)
-    letter = tokenizer.encode("a", add_special_tokens=False)
-    behind = tokenizer.encode("a" + word, add_special_tokens=False)
-    # Some tokenizers put a space in front of every text, which is not there behind a letter.
-    return [alone, behind[len(letter) :]] if behind[: len(letter)] == letter else [alone]
-
 
 _SWITCHES = (
     "ignore_eos",
@@ -399,7 +283,6 @@ _SWITCHES = (
     "skip_special_tokens",
     "spaces_between_special_tokens",
     "include_stop_str_in_output",
-    "skip_clone",
 )
 
 

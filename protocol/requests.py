@@ -5,7 +5,7 @@ import enum
 import msgspec
 import numpy as np
 
-from .params import SamplingParams
+from .resolved_sampling import ResolvedSampling
 
 
 class EngineCoreRequestType(enum.Enum):
@@ -23,6 +23,7 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, omit_defaults=True, gc=
     `request_id` is the internal id, unique in the engine; `external_req_id` is the caller's.
     `noise_seed` decides every random choice of the request, whether or not the caller gave a seed, so that a request
     which is preempted or moved to a new core goes on with the tokens it would have had.
+    `params` says what is asked for; a form for another kind of request joins it in a union, told apart by its tag.
     `output_token_ids` are tokens generated before (by a core that has since died); generation continues behind them.
     `generation` tells requests apart that have one id, one after the other; their first output carries it.
     `prompt_embeds`: [num_prompt_tokens, hidden_size] float32, in place of token ids.
@@ -30,7 +31,7 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, omit_defaults=True, gc=
 
     request_id: str
     prompt_token_ids: list[int]
-    sampling_params: SamplingParams
+    params: ResolvedSampling
     arrival_time: float = 0.0  # wall clock, seconds
     noise_seed: int = 0  # 0 .. 2**64 - 1
     client_index: int = 0

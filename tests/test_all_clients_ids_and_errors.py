@@ -165,19 +165,16 @@ def test_whatever_a_tokenizer_raises_is_the_error_of_its_request(
     assert runner.is_idle()
 
 
-def test_a_request_that_the_core_rejects_ends_alone_with_an_error(runner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from corespan.engine.requests.input_processor import InputProcessor
-    from corespan.protocol.requests import EngineCoreRequest
-
-    monkeypatch.setattr(InputProcessor, "check_prepared", lambda *arguments: None)
+def test_a_request_that_the_core_rejects_ends_alone_with_an_error(runner: Any) -> None:
     (alone,) = runner.generate(PROMPTS[2], greedy(60))
     rejected: list[RequestOutput] = []
-    request = EngineCoreRequest("unchecked", prompt_token_ids=[600], sampling_params=greedy(4))
+    prepared = runner.engine.input_processor.process_inputs("unchecked", [5], greedy(4))
+    prepared.request.prompt_token_ids = [600]
 
     together = runner.with_neighbour(
         PROMPTS[2],
         greedy(60),
-        lambda: rejected.extend(runner.stream(request, greedy(4), request_id="unchecked")),
+        lambda: rejected.extend(runner.stream(prepared, greedy(4), request_id="unchecked")),
     )
 
     assert rejected[-1].outputs[0].finish_reason == "error"
@@ -186,10 +183,9 @@ def test_a_request_that_the_core_rejects_ends_alone_with_an_error(runner: Any, m
 
 
 def test_a_prepared_request_keeps_its_own_id(runner: Any) -> None:
-    processor = runner.engine.input_processor if runner.kind == "async_mp" else runner.llm.llm_engine.input_processor
-    request, _ = processor.process_inputs("its-own", PROMPTS[0], greedy(6))
+    prepared = runner.engine.input_processor.process_inputs("its-own", PROMPTS[0], greedy(6))
 
-    outputs = runner.stream(request, greedy(6), request_id="another")
+    outputs = runner.stream(prepared, greedy(6), request_id="another")
 
     assert outputs[-1].request_id == "its-own"
     assert tokens([outputs[-1]]) == tokens(runner.generate(PROMPTS[0], greedy(6)))

@@ -9,7 +9,6 @@ from prompts import greedy, tokens
 
 from corespan import RepetitionDetectionParams, SamplingParams, StructuredOutputsParams
 from corespan.protocol.outputs import EngineCoreOutput
-from corespan.protocol.requests import EngineCoreRequest
 
 PROMPTS = [
     "The capital of France is",
@@ -273,7 +272,8 @@ def test_trace_headers_come_back_from_the_core_with_the_end_of_their_request(
 
     monkeypatch.setattr(processor, "process_outputs", recorded)
     headers = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "tracestate": "a=b"}
-    runner.stream(EngineCoreRequest("traced", [5, 6, 7], greedy(4), trace_headers=headers), greedy(4))
+    prepared = runner.engine.input_processor.process_inputs("traced", [5, 6, 7], greedy(4), trace_headers=headers)
+    runner.stream(prepared, greedy(4))
 
     assert [output.trace_headers for output in seen] == [None, None, None, headers]
 

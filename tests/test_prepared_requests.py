@@ -1,5 +1,5 @@
-"""Requests that callers prepare themselves, over each client: what is wrong with them is said at the caller, and the
-engine goes on."""
+"""Prompts and requests that callers have prepared, over each client: what is wrong with them is said at the caller, and
+the engine goes on."""
 
 from typing import Any
 
@@ -7,50 +7,11 @@ import numpy as np
 import pytest
 
 from corespan import SamplingParams
-from corespan.engine.requests import prepared_requests
+from corespan.engine.requests import prepared_request
 from corespan.protocol.requests import EngineCoreRequest
+from corespan.protocol.resolved_sampling import ResolvedSampling
 
 GREEDY = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
-
-
-def prepared(**fields: Any) -> EngineCoreRequest:
-    return EngineCoreRequest(
-        **{"request_id": "own", "prompt_token_ids": [5, 6, 7], "sampling_params": GREEDY, **fields}
-    )
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"prompt_token_ids": [10**6]},
-        {"prompt_token_ids": [-1]},
-        {"prompt_token_ids": ["a"]},
-        {"prompt_token_ids": None},
-        {"prompt_token_ids": []},
-        {"prompt_token_ids": [5] * 5000},
-        {"output_token_ids": [10**6]},
-        {"output_token_ids": [-1]},
-        {"output_token_ids": "abc"},
-        {"sampling_params": None},
-        {"sampling_params": {}},
-        {"sampling_params": SamplingParams(logprobs=10**6)},
-        {"sampling_params": SamplingParams(thinking_token_budget=5)},
-        {"sampling_params": SamplingParams(logit_bias={10**6: 1.0})},
-        {"priority": "high"},
-        {"arrival_time": "now"},
-        {"noise_seed": 2**70},
-        {"noise_seed": "a"},
-        {"request_id": 5},
-        {"cache_salt": 5},
-        {"prompt_embeds": np.zeros((3, 7), np.float32)},
-    ],
-)
-def test_a_malformed_prepared_request_is_refused_and_the_engine_goes_on(runner: Any, fields: dict[str, Any]) -> None:
-    with pytest.raises((TypeError, ValueError)):
-        runner.stream(prepared(**fields), GREEDY, request_id="own")
-
-    assert runner.is_idle()
-    assert len(runner.generate("Once", GREEDY)[0].outputs[0].token_ids) == 4
 
 
 @pytest.mark.parametrize(
@@ -78,14 +39,15 @@ def test_a_malformed_rendered_prompt_is_refused_and_the_engine_goes_on(
 
 
 def test_a_prepared_request_is_warned_of_once_and_keeps_its_id(runner: Any, caplog: pytest.LogCaptureFixture) -> None:
-    prepared_requests._warn_once.cache_clear()
+    prepared_request._warn_once.cache_clear()
 
     for _ in range(2):
-        outputs = runner.stream(prepared(priority=3, trace_headers={"a": "b"}), GREEDY, request_id="another")
+        prepared = runner.engine.input_processor.process_inputs("own", [5, 6, 7], GREEDY)
+        outputs = runner.stream(prepared, GREEDY, request_id="another")
         assert outputs[-1].request_id == "own"
 
     messages = [record.getMessage() for record in caplog.records]
-    assert sum("was handed an EngineCoreRequest" in message for message in messages) == 1
+    assert sum("was handed a prepared request" in message for message in messages) == 1
     assert sum("own id 'own' wins over 'another'" in message for message in messages) == 2
 
 
@@ -97,7 +59,7 @@ def test_a_core_handed_bad_tokens_fails_that_request_alone(make_llm: Any) -> Non
         {"output_token_ids": [5] * 600},
         {"prompt_embeds": np.array([[object()] * 64] * 3)},
     ):
-        core.add_request(prepared(**fields))
+        core.add_request(EngineCoreRequest("own", [5, 6, 7], ResolvedSampling(), **fields))
         (output,) = core.get_output().outputs
         assert str(output.finish_reason) == "error"
 

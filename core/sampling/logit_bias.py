@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from ...protocol.params import SamplingParams
+from ...protocol.resolved_sampling import ResolvedSampling
 
 _LARGEST = float(np.finfo(np.float32).max)
 
@@ -13,7 +13,7 @@ _LARGEST = float(np.finfo(np.float32).max)
 class LogitBias:
     """One request's: token_ids [m] int64, distinct, and values [m] float32."""
 
-    def __init__(self, params: SamplingParams) -> None:
+    def __init__(self, params: ResolvedSampling) -> None:
         biases = params.logit_bias or {}
         self.token_ids = np.array(list(biases), dtype=np.int64)
         self.values = np.array([min(max(bias, -_LARGEST), _LARGEST) for bias in biases.values()], dtype=np.float32)

@@ -6,8 +6,7 @@ import numpy as np
 import torch
 
 from ...protocol.config import VllmConfig
-from ...protocol.param_checks import below_vocab
-from ...protocol.params import SamplingParams, SamplingType
+from ...protocol.resolved_sampling import ResolvedSampling
 from ...shared.logits_processors import (
     AddedRequest,
     BatchUpdate,
@@ -44,7 +43,7 @@ class SamplingBatch:
         self.noise_seeds = np.zeros(max_num_reqs, dtype=np.uint64)
         self.num_tokens = np.zeros(max_num_reqs, dtype=np.int64)
         self.counts: dict[int, TokenCounts] = {}  # rows with penalties
-        self.logprobs: dict[int, SamplingParams] = {}  # rows that want logprobs
+        self.logprobs: dict[int, ResolvedSampling] = {}  # rows that want logprobs
         self.masks: dict[int, TokenMask] = {}  # rows that rule out tokens
         self.biases: dict[int, LogitBias] = {}  # rows with a logit_bias
         self._rows: set[int] = set()
@@ -67,20 +66,19 @@ class SamplingBatch:
     def add(self, row: int, request: NewRequestData) -> None:
         """Put a request into a row, in place of any that sat there.
 
-        Raises ValueError, and changes nothing, when the parameters hold token ids beyond the vocabulary (the shell
-        lets none through) or a user's logits processor refuses them.
+        Raises ValueError, and changes nothing, when a user's logits processor refuses it.
         """
-        params = request.sampling_params
-        self._check_token_ids(params)
+        params, shown = request.sampling_params, request.sampling_params.for_processors
         for processor in self.processors:
-            processor.check_params(params)
+            assert shown is not None
+            processor.check_params(shown)
         self._enter_appended()
         self._forget(row)
         self._rows.add(row)
         prompt, output = request.token_ids[: request.num_prompt_tokens], request.token_ids[request.num_prompt_tokens :]
-        self.temperature[row] = 0.0 if params.sampling_type is SamplingType.GREEDY else params.temperature
+        self.temperature[row] = params.temperature
         self.min_p[row] = params.min_p
-        self.top_k[row] = max(params.top_k, 0)
+        self.top_k[row] = params.top_k
         self.top_p[row] = params.top_p
         self.noise_seeds[row] = request.noise_seed % 2**64
         self.num_tokens[row] = len(request.token_ids)
@@ -94,8 +92,9 @@ class SamplingBatch:
             self.masks[row] = mask
         if self.processors or mask is not None:
             self._output_token_ids[row] = output
-        prompt_ids = None if request.prompt_embeds is not None else prompt
-        self._update(1).added.append(AddedRequest(row, params, prompt_ids, output))
+        if shown is not None:
+            prompt_ids = None if request.prompt_embeds is not None else prompt
+            self._update(1).added.append(AddedRequest(row, shown, prompt_ids, output))
 
     def remove(self, row: int) -> None:
         """Nothing, where no request has the row."""
@@ -215,13 +214,6 @@ class SamplingBatch:
             for change in changes:
                 processor.update_state(change)
         self.active_processors = [processor for processor in self.processors if processor.is_active()]
-
-    def _check_token_ids(self, params: SamplingParams) -> None:
-        below_vocab("logit_bias", params.logit_bias or (), self.vocab_size)
-        below_vocab("allowed_token_ids", params.allowed_token_ids or (), self.vocab_size)
-        below_vocab("logprob_token_ids", params.logprob_token_ids or (), self.vocab_size)
-        for word in params.bad_words_token_ids or ():
-            below_vocab("bad_words", word, self.vocab_size)
 
     def _forget(self, row: int) -> None:
         for table in self._tables():

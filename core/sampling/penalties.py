@@ -6,21 +6,21 @@ Only the tokens a row has are stored and touched, so a row without penalties cos
 import numpy as np
 import torch
 
-from ...protocol.params import SamplingParams
+from ...protocol.resolved_sampling import ResolvedSampling
 from ..kernels import sampling as native
 
 _LARGEST = float(np.finfo(np.float32).max)
 _SMALLEST = float(np.finfo(np.float32).tiny)
 
 
-def uses_penalties(params: SamplingParams) -> bool:
+def uses_penalties(params: ResolvedSampling) -> bool:
     return params.presence_penalty != 0.0 or params.frequency_penalty != 0.0 or params.repetition_penalty != 1.0
 
 
 class TokenCounts:
     """The distinct tokens of one request and how often each was generated (0: in the prompt only)."""
 
-    def __init__(self, params: SamplingParams, prompt_token_ids: list[int], output_token_ids: list[int]) -> None:
+    def __init__(self, params: ResolvedSampling, prompt_token_ids: list[int], output_token_ids: list[int]) -> None:
         self.presence = params.presence_penalty
         self.frequency = params.frequency_penalty
         self.repetition = min(max(params.repetition_penalty, _SMALLEST), _LARGEST)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from ...protocol.outputs import LogprobsArrays
-from ...protocol.params import SamplingParams
+from ...protocol.resolved_sampling import ResolvedSampling
 from ...shared.logits_processors import LogitsProcessor
 from ..kernels.sampling import Allowed, DrawParams
 from .draw import draw, masked
@@ -201,7 +201,7 @@ def _lines_of(rows: np.ndarray, table: Collection[int]) -> list[int]:
     return [] if not table else [line for line, row in enumerate(rows.tolist()) if row in table]
 
 
-def _has_usual_k(params: SamplingParams) -> bool:
+def _has_usual_k(params: ResolvedSampling) -> bool:
     return params.logprob_token_ids is None and params.logprobs is not None and 0 <= params.logprobs <= _USUAL_K
 
 

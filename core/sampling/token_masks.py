@@ -4,7 +4,7 @@ the draw masks the logits as it reads them.
 
 import numpy as np
 
-from ...protocol.params import SamplingParams
+from ...protocol.resolved_sampling import ResolvedSampling
 
 
 class TokenMask:
@@ -13,12 +13,12 @@ class TokenMask:
     Bits are [ceil(vocab / 32)] uint32, set = allowed.
     """
 
-    def __init__(self, params: SamplingParams, output_token_ids: list[int], vocab_size: int) -> None:
+    def __init__(self, params: ResolvedSampling, output_token_ids: list[int], vocab_size: int) -> None:
         allowed = params.allowed_token_ids
         self._always_allowed = allowed is None
-        self._allowed = _bits(slice(vocab_size) if allowed is None else allowed, vocab_size)
-        self._bad_words = params.bad_words_token_ids or []
-        stops = [token_id for token_id in params.all_stop_token_ids if token_id < vocab_size]
+        self._allowed = _bits(slice(vocab_size) if allowed is None else list(allowed), vocab_size)
+        self._bad_words = [list(word) for word in params.bad_words_token_ids]
+        stops = [token_id for token_id in params.end_token_ids if token_id < vocab_size]
         self._no_stops = ~_bits(stops, vocab_size)
         self._min_tokens = params.min_tokens if stops else 0
         self._output_token_ids = output_token_ids
@@ -51,7 +51,7 @@ class TokenMask:
         return not beginning or self._output_token_ids[-len(beginning) :] == beginning
 
 
-def token_mask(params: SamplingParams, output_token_ids: list[int], vocab_size: int) -> TokenMask | None:
+def token_mask(params: ResolvedSampling, output_token_ids: list[int], vocab_size: int) -> TokenMask | None:
     """None for a request that rules out nothing."""
     if params.allowed_token_ids is None and not params.bad_words_token_ids and not params.min_tokens:
         return None

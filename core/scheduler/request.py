@@ -12,9 +12,9 @@ from collections import deque
 import numpy as np
 
 from ...protocol.outputs import EngineCoreEvent, EventType, FinishReason, LogprobsArrays, PrefillStats
-from ...protocol.params import SamplingParams
 from ...protocol.repetition import RepetitionDetectionParams
 from ...protocol.requests import EngineCoreRequest
+from ...protocol.resolved_sampling import ResolvedSampling
 from ..kv_cache.block_hash import BlockHasher
 
 NO_ROW = -1
@@ -132,7 +132,7 @@ class Request:
 
         self._block_hasher = block_hasher
         self._max_model_len = sys.maxsize
-        self._set_sampling_params(request.sampling_params)
+        self._set_sampling_params(request.params)
         self.extend_block_hashes()
 
     @classmethod
@@ -247,14 +247,14 @@ class Request:
                 return True
         return False
 
-    def _set_sampling_params(self, params: SamplingParams) -> None:
+    def _set_sampling_params(self, params: ResolvedSampling) -> None:
         self.sampling_params = params
         self.num_logprobs = params.num_logprobs
         self.use_structured_output = params.structured_outputs is not None
-        self.skip_reading_prefix_cache = bool(params.skip_reading_prefix_cache) or params.prompt_logprobs is not None
+        self.skip_reading_prefix_cache = params.skip_reading_prefix_cache
         self.may_speculate = _draws_alone(params)
         self._eos_token_id = params.eos_token_id
-        self._stop_token_ids = frozenset(params.stop_token_ids or ())
+        self._stop_token_ids = frozenset(params.stop_token_ids)
         limit = self._max_model_len
         if params.max_tokens is not None:
             limit = min(limit, self.num_prompt_tokens + params.max_tokens)
@@ -264,7 +264,7 @@ class Request:
         self._min_num_tokens = min(self.num_prompt_tokens + params.min_tokens, limit)
 
 
-def _draws_alone(params: SamplingParams) -> bool:
+def _draws_alone(params: ResolvedSampling) -> bool:
     """Whether a token depends on the logits, the seed and the position only, not on the tokens drawn before it."""
     return not (
         params.structured_outputs is not None

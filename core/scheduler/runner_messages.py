@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ...protocol.outputs import LogprobsArrays
-from ...protocol.params import SamplingParams
+from ...protocol.resolved_sampling import ResolvedSampling
 
 
 @dataclass(slots=True)
@@ -24,7 +24,7 @@ class NewRequestData:
     row: int
     token_ids: list[int]
     num_prompt_tokens: int
-    sampling_params: SamplingParams
+    sampling_params: ResolvedSampling
     noise_seed: int
     block_ids: list[list[int]]
     num_computed_tokens: int

@@ -12,6 +12,8 @@ from ...protocol.outputs import EngineCoreOutput, FinishReason
 from ...protocol.param_checks import reject_type
 from ...protocol.requests import EngineCoreRequest
 from ..metrics.stats import IterationStats, RequestStateStats
+from ..requests.parallel_sampling import fan_out
+from ..requests.prepared_request import PreparedRequest
 from ..text.tokenizer import Tokenizer
 from .logprobs import TokenDecoder
 from .output_collector import RequestOutputCollector
@@ -55,40 +57,26 @@ class OutputProcessor:
         return bool(self.request_states)
 
     def add_request(
-        self,
-        request: EngineCoreRequest,
-        prompt_text: str | None,
-        parent_req: ParentRequest | None = None,
-        request_index: int = 0,
-        queue: RequestOutputCollector | None = None,
-    ) -> None:
-        """Expect outputs for `request`, the child `request_index` of `parent_req` if given.
+        self, prepared: PreparedRequest, queue: RequestOutputCollector | None = None
+    ) -> list[EngineCoreRequest]:
+        """Expect outputs for a request, or for each of its n children; what to send to the core for it.
 
-        Raises ValueError where a request with the same internal id, or the same parent's id, is running.
+        Raises ValueError, and expects nothing, where one with the same internal id is running.
         """
-        request_id = request.request_id
-        own_ids = {request_id} if parent_req is None else {request_id, parent_req.request_id}
-        for used_id in own_ids:
-            if used_id in self.request_states or self.parent_requests.get(used_id, parent_req) is not parent_req:
+        requests = fan_out(prepared.request, prepared.params.n)
+        for used_id in (prepared.request_id, *(request.request_id for request in requests)):
+            if used_id in self.request_states or used_id in self.parent_requests:
                 raise ValueError(f"a request with the id {used_id!r} is running already")
-        stats = RequestStateStats(arrival_time=request.arrival_time) if self.log_stats else None
+        parent = ParentRequest(prepared) if len(requests) > 1 else None
         with errors_of("the tokenizer's decode"):
-            state = RequestState(
-                request,
-                prompt_text,
-                parent_req,
-                request_index,
-                queue,
-                self.tokenizer,
-                self._decoder,
-                stats,
-                request.sampling_params.stream_interval or self.stream_interval,
-            )
-        self.request_states[request_id] = state
-        self.external_req_ids.setdefault(state.external_req_id, set()).add(request_id)
-        if parent_req is not None:
-            self.parent_requests[parent_req.request_id] = parent_req
-            parent_req.child_ids.add(request_id)
+            states = [self._new_state(prepared, each, parent, index, queue) for index, each in enumerate(requests)]
+        for state in states:
+            self.request_states[state.request_id] = state
+            self.external_req_ids.setdefault(state.external_req_id, set()).add(state.request_id)
+            if parent is not None:
+                self.parent_requests[parent.request_id] = parent
+                parent.child_ids.add(state.request_id)
+        return requests
 
     def extend_session(self, piece: EngineCoreRequest, prompt_text: str | None = None) -> bool:
         """More prompt for the request with the piece's internal id, whose `resumable` left it open.
@@ -173,6 +161,20 @@ class OutputProcessor:
                 state.queue.put(error)
                 self._end(state, FinishReason.ERROR, str(error), iteration_stats)
 
+    def _new_state(
+        self,
+        prepared: PreparedRequest,
+        request: EngineCoreRequest,
+        parent: ParentRequest | None,
+        index: int,
+        queue: RequestOutputCollector | None,
+    ) -> RequestState:
+        stats = RequestStateStats(arrival_time=request.arrival_time) if self.log_stats else None
+        stream_interval = prepared.params.stream_interval or self.stream_interval
+        return RequestState(
+            prepared, request, parent, index, queue, self.tokenizer, self._decoder, stats, stream_interval
+        )
+
     def _running_ids(self, given_id: str, internal: bool) -> Sequence[str]:
         if not internal:
             return list(self.external_req_ids.get(given_id, ()))
@@ -242,7 +244,7 @@ class OutputProcessor:
             finish_reason,
             state.external_req_id,
             len(state.request.prompt_token_ids),
-            state.request.sampling_params.max_tokens,
+            state.request.params.max_tokens,
             state.stats,
             state.num_cached_tokens or 0,
         )

@@ -1,7 +1,7 @@
 """One request with `n > 1` answers: the way of its children's outputs back into one stream."""
 
 from ...protocol.params import RequestOutputKind
-from ...protocol.requests import EngineCoreRequest
+from ..requests.prepared_request import PreparedRequest
 from .request_output import CompletionOutput
 
 
@@ -10,15 +10,13 @@ class ParentRequest:
     ended.
     """
 
-    def __init__(self, request: EngineCoreRequest) -> None:
-        self.request = request
-        self.request_id = request.request_id
-        self.external_req_id = request.external_req_id or request.request_id
-        self.n = request.sampling_params.n
+    def __init__(self, prepared: PreparedRequest) -> None:
+        self.request_id = prepared.request_id
+        self.n = prepared.params.n
         self.child_ids: set[str] = set()  # running ones
         self.num_finished = 0
         self.max_num_generation_tokens = 0
-        final_only = request.sampling_params.output_kind == RequestOutputKind.FINAL_ONLY
+        final_only = prepared.output_kind is RequestOutputKind.FINAL_ONLY
         self._collected: list[CompletionOutput] | None = [] if final_only else None
 
     @property

@@ -9,6 +9,7 @@ from ...protocol.outputs import EngineCoreOutput, FinishReason
 from ...protocol.params import RequestOutputKind
 from ...protocol.requests import EngineCoreRequest
 from ..metrics.stats import RequestStateStats
+from ..requests.prepared_request import PreparedRequest
 from ..text.detokenizer import Detokenizer
 from ..text.tokenizer import Tokenizer
 from .logprobs import (
@@ -45,6 +46,7 @@ class RequestState:
         "logprobs",
         "num_cached_tokens",
         "output_kind",
+        "params",
         "parent",
         "prompt",
         "prompt_logprobs",
@@ -58,8 +60,8 @@ class RequestState:
 
     def __init__(
         self,
+        prepared: PreparedRequest,
         request: EngineCoreRequest,
-        prompt: str | None,
         parent: ParentRequest | None,
         index: int,
         queue: RequestOutputCollector | None,
@@ -68,18 +70,20 @@ class RequestState:
         stats: RequestStateStats | None,
         stream_interval: int,
     ) -> None:
-        params = request.sampling_params
+        """`request`: that of `prepared`, or its child `index` of `parent`."""
+        params = prepared.params
+        self.params = params
         self.request = request
         self.request_id = request.request_id
         self.awaited_generation: int | None = request.generation  # None once the request's own outputs have begun
         self.external_req_id = request.external_req_id or request.request_id
-        self.prompt = prompt
+        self.prompt = prepared.prompt
         self.prompt_token_ids = request.prompt_token_ids
         self.parent = parent
         self.index = index
         self.queue = queue
         self.stats = stats
-        self.output_kind = params.output_kind
+        self.output_kind = prepared.output_kind
         self.flat_logprobs = params.flat_logprobs
         self.num_cached_tokens: int | None = None
         self.detokenizer = Detokenizer(tokenizer, request.prompt_token_ids, params)

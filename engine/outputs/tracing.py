@@ -74,7 +74,7 @@ class RequestTracer:
         self, state: RequestState, stats: RequestStateStats, finish_reason: FinishReason, now: float
     ) -> "dict[str, AttributeValue]":
         """Times in seconds; those of a phase that was never reached are left out."""
-        params = state.request.sampling_params
+        params, max_tokens = state.params, state.request.params.max_tokens
         attributes: dict[str, AttributeValue] = {
             "gen_ai.response.model": self._model,
             "gen_ai.request.id": state.external_req_id,
@@ -86,8 +86,8 @@ class RequestTracer:
             "gen_ai.response.finish_reasons": [str(finish_reason)],
             "gen_ai.latency.e2e": now - stats.arrival_time,
         }
-        if params.max_tokens is not None:
-            attributes["gen_ai.request.max_tokens"] = params.max_tokens
+        if max_tokens is not None:
+            attributes["gen_ai.request.max_tokens"] = max_tokens
         if stats.scheduled_ts:
             attributes["gen_ai.latency.time_in_queue"] = stats.scheduled_ts - stats.queued_ts
         if stats.first_token_ts:

@@ -1,13 +1,10 @@
 """What decides a request's random choices, and how one with `n > 1` answers is fanned out."""
 
-import copy
 import random
-from dataclasses import dataclass
 
 import msgspec
 
 from ...protocol.requests import EngineCoreRequest
-from ..outputs.parent_request import ParentRequest
 
 _SEEDS = 2**64
 
@@ -27,34 +24,24 @@ class NoiseSeeds:
         return self._own.getrandbits(64) if seed is None else seed % _SEEDS
 
 
-@dataclass(frozen=True, slots=True)
-class Child:
-    """A request as the core sees it. `parent` is None for a request with one answer."""
+def fan_out(request: EngineCoreRequest, n: int) -> list[EngineCoreRequest]:
+    """What to send for `request`: itself, or one for each of its `n` answers.
 
-    request: EngineCoreRequest
-    parent: ParentRequest | None
-    index: int
-
-
-def fan_out(request: EngineCoreRequest) -> list[Child]:
-    """The requests to send for `request`: itself, or one for each of its n answers."""
-    if request.sampling_params.n == 1:
-        return [Child(request, None, 0)]
-    parent = ParentRequest(request)
-    return [Child(_child_request(request, index), parent, index) for index in range(parent.n)]
-
-
-def _child_request(request: EngineCoreRequest, index: int) -> EngineCoreRequest:
-    """The request for answer `index`, 0 .. n - 1: with the seed plus `index`, and the prompt that all share, so that
-    the prefix cache computes it once.
+    Child i has the noise seed plus i; all share the prompt, so the prefix cache computes it once.
     """
-    params = copy.copy(request.sampling_params)
-    params.n = 1
-    if params.seed is not None:
-        params.seed = (params.seed + index + _SEEDS // 2) % _SEEDS - _SEEDS // 2  # stays a signed 64-bit integer
+    return [request] if n == 1 else [_child(request, index) for index in range(n)]
+
+
+def _child(request: EngineCoreRequest, index: int) -> EngineCoreRequest:
+    params, shown = request.params, request.params.for_processors
+    if shown is not None:
+        seed = shown.seed
+        if seed is not None:
+            seed = (seed + index + _SEEDS // 2) % _SEEDS - _SEEDS // 2  # stays a signed 64-bit integer
+        params = msgspec.structs.replace(params, for_processors=msgspec.structs.replace(shown, n=1, seed=seed))
     return msgspec.structs.replace(
         request,
         request_id=f"{index}_{request.request_id}",
-        sampling_params=params,
+        params=params,
         noise_seed=(request.noise_seed + index) % _SEEDS,
     )

@@ -170,7 +170,8 @@ class Detokenizer:
         self.output_text = ""
         self.min_tokens = params.min_tokens
         self.keep_stop = params.include_stop_str_in_output
-        self._held_back = params.output_text_buffer_length
+        # Characters that a stream keeps back, for a stop string may begin there.
+        self._held_back = 0 if self.keep_stop else max(map(len, params.stop or ()), default=1) - 1
         self._num_returned = 0
         self._finder = StopStringFinder(params.stop, params.include_stop_str_in_output) if params.stop else None
         self._special_stops = self._find_special_stops()

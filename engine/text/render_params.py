@@ -35,12 +35,14 @@ class TokenizeParams:
 
     def with_kwargs(self, kwargs: Mapping[str, Any] | None) -> "TokenizeParams":
         """These params with a call's `tokenization_kwargs` over them; unknown ones are ignored with a warning."""
-        if not isinstance(kwargs, Mapping | None):
+        if kwargs is None:
+            return self
+        if not isinstance(kwargs, Mapping):
             reject_type("tokenization_kwargs", kwargs, "None or a dict")
         known = {parameter.name for parameter in dataclasses.fields(self)}
-        if unknown := sorted(str(name) for name in (kwargs or {}) if name not in known):
+        if unknown := sorted(str(name) for name in kwargs if name not in known):
             logger.warning("tokenization_kwargs ignored: %s (known: %s)", ", ".join(unknown), ", ".join(sorted(known)))
-        chosen = {name: value for name, value in (kwargs or {}).items() if name in known and value is not None}
+        chosen = {name: value for name, value in kwargs.items() if name in known and value is not None}
         return dataclasses.replace(self, **chosen)
 
 

@@ -67,12 +67,12 @@ class SyncSubject:
         core = self.engine.engine_core
         sent = received = tokens = 0
         for number, (prompt, made) in enumerate(work(count, self.vocab_size)):
-            request, _ = self.engine.input_processor.process_inputs(
+            prepared = self.engine.input_processor.process_inputs(
                 str(number), {"prompt_token_ids": prompt}, sampling_params(made)
             )
-            self.engine.input_processor.assign_request_id(request)
-            sent += num_bytes(encoder.encode(request))
-            core.add_request(request)
+            self.engine.input_processor.assign_request_id(prepared)
+            sent += num_bytes(encoder.encode(prepared.request))
+            core.add_request(prepared.request)
             tokens += made
         remaining = tokens
         while remaining:

@@ -229,8 +229,10 @@ def test_a_frame_the_core_cannot_read_is_dropped(shared_bridge, frames):
 
 
 def test_a_request_of_the_wrong_shape_ends_with_an_error(bridge):
-    send_raw(bridge, EngineCoreRequestType.ADD.value, msgspec.msgpack.encode(["odd", "no list", {}]))
-    send_raw(bridge, EngineCoreRequestType.ADD.value, msgspec.msgpack.encode(["odder", [1, 2], {"top_p": "high"}]))
+    send_raw(bridge, EngineCoreRequestType.ADD.value, msgspec.msgpack.encode(["odd", "no list", ["sampling"]]))
+    send_raw(
+        bridge, EngineCoreRequestType.ADD.value, msgspec.msgpack.encode(["odder", [1, 2], ["sampling", 1.0, "high"]])
+    )
     fine = request("fine")
     bridge.add(fine)
     tokens, reasons = bridge.collect("odd", "odder", "fine")

@@ -1,4 +1,4 @@
-"""Requests as a client of another make may send them, private fields and all, to a real model: each runs, or ends with
+"""Requests as a client of another make may send them to a real model: each runs, or ends with
 an error, and the request beside it does not notice.
 """
 
@@ -15,10 +15,10 @@ from corespan.engine.engine_args import DEFAULT_EXECUTOR_CLASS, EngineArgs
 from corespan.protocol.codec import MsgpackDecoder
 from corespan.protocol.errors import ProtocolError
 from corespan.protocol.outputs import EngineCoreOutput, EngineCoreOutputs, FinishReason
-from corespan.protocol.params import SamplingParams
 from corespan.protocol.requests import EngineCoreRequest
+from corespan.protocol.resolved_sampling import ResolvedSampling
 
-NEIGHBOUR = EngineCoreRequest("neighbour", [5, 6, 7], SamplingParams(temperature=0, max_tokens=8, ignore_eos=True))
+NEIGHBOUR = EngineCoreRequest("neighbour", [5, 6, 7], ResolvedSampling(temperature=0.0, max_tokens=8))
 
 
 class Core:
@@ -61,28 +61,61 @@ def core(tiny_llama_dir: str) -> Iterator[Core]:
 
 
 def raw(params: dict[str, Any], name: str = "raw", prompt: object = (8, 9), *more: object) -> bytes:
-    fields = {"max_tokens": 3, "temperature": 0.0, "ignore_eos": True} | params
-    return msgspec.msgpack.encode([name, prompt, fields, *more])
+    sampling: list[Any] = msgspec.to_builtins(ResolvedSampling(temperature=0.0, max_tokens=3))
+    for field, value in params.items():
+        sampling[1 + ResolvedSampling.__struct_fields__.index(field)] = value
+    return msgspec.msgpack.encode([name, prompt, sampling, *more])
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"temperature": -1.0},
+        {"temperature": float("nan")},
+        {"top_p": 0.0},
+        {"top_k": -1},
+        {"top_k": 2**63},
+        {"min_p": 1.5},
+        {"repetition_penalty": 0.0},
+        {"repetition_penalty": float("inf")},
+        {"frequency_penalty": 2.5},
+        {"max_tokens": 0},
+        {"end_token_ids": [-600], "min_tokens": 2},
+        {"stop_token_ids": [-1]},
+        {"bad_words_token_ids": [[]]},
+        {"bad_words_token_ids": [[5, -600]]},
+        {"allowed_token_ids": []},
+        {"logit_bias": {-1: 1.0}},
+        {"logit_bias": {1: float("nan")}},
+        {"logprobs": -2},
+        {"logprob_token_ids": list(range(129))},
+        {"beam_length": -1},
+        {"structured_outputs": {"regex": 5}},
+        {"repetition_detection": {"max_pattern_size": 4, "min_count": 1}},
+        {"for_processors": {"top_p": 7.0}},
+    ],
+)
+def test_what_no_model_could_be_asked_for_does_not_decode(params: dict[str, Any]) -> None:
+    decoder = MsgpackDecoder(EngineCoreRequest)
+    assert decoder.decode([raw({})]).params == ResolvedSampling(temperature=0.0, max_tokens=3)
+    with pytest.raises(ProtocolError):
+        decoder.decode([raw(params)])
 
 
 @pytest.mark.parametrize(
     ("params", "named"),
     [
-        ({"_all_stop_token_ids": [-600], "min_tokens": 2}, "_all_stop_token_ids"),
-        ({"_bad_words_token_ids": [[]]}, "_bad_words_token_ids"),
-        ({"_bad_words_token_ids": [[5, -600]]}, "_bad_words_token_ids"),
-        ({"_bad_words_token_ids": [[2**62]]}, "_bad_words_token_ids"),
+        ({"bad_words_token_ids": [[2**62]]}, "bad_words_token_ids"),
         ({"logprobs": 2**40}, "logprobs"),
         ({"logprobs": -1}, "logprobs"),
         ({"prompt_logprobs": 2**40}, "prompt_logprobs"),
         ({"allowed_token_ids": [600]}, "allowed_token_ids"),
         ({"logit_bias": {600: 1.0}}, "logit_bias"),
         ({"logprob_token_ids": [2**62]}, "logprob_token_ids"),
-        ({"_beam_length": 2}, "_beam_length"),
-        ({"_beam_length": -1}, "_beam_length"),
+        ({"beam_length": 2}, "beam_length"),
     ],
 )
-def test_a_field_out_of_range_is_the_error_of_its_request(core: Core, params: dict[str, Any], named: str) -> None:
+def test_a_field_beyond_the_model_is_the_error_of_its_request(core: Core, params: dict[str, Any], named: str) -> None:
     alone = core.run()["neighbour"]
     outputs = core.run(raw(params))
     assert outputs["raw"][-1].finish_reason is FinishReason.ERROR
@@ -93,7 +126,7 @@ def test_a_field_out_of_range_is_the_error_of_its_request(core: Core, params: di
 ODD = st.sampled_from([-(2**63), -600, -1, 0, 1, 2, 600, 2**31, 2**63 - 1, 2**64 - 1, 0.5, -1e308, 1e308, float("nan")])
 ODD_VALUES = st.one_of(ODD, st.none(), st.booleans(), st.text(max_size=3), st.lists(ODD, max_size=3))
 ODD_PARAMS = st.dictionaries(
-    st.sampled_from([name for name in SamplingParams.__struct_fields__ if name not in ("max_tokens", "min_tokens")]),
+    st.sampled_from([name for name in ResolvedSampling.__struct_fields__ if name not in ("max_tokens", "min_tokens")]),
     st.one_of(ODD_VALUES, st.lists(st.lists(ODD, max_size=2), max_size=2), st.dictionaries(ODD, ODD, max_size=2)),
     max_size=3,
 )

@@ -11,8 +11,8 @@ import pytest
 from corespan import LLM, BeamSearchParams, StructuredOutputsParams
 from corespan.core.scheduler.request import Request
 from corespan.core.structured_output.manager import StructuredOutputManager
-from corespan.protocol.params import SamplingParams
 from corespan.protocol.requests import EngineCoreRequest
+from corespan.protocol.resolved_sampling import ResolvedSampling
 
 PROMPTS = ["The capital of France is", "Once upon a time"]
 EOS = 1
@@ -35,8 +35,8 @@ def allowed_by(llm: LLM, constraint: StructuredOutputsParams) -> Callable[[Seque
     manager = StructuredOutputManager(llm.llm_engine.vllm_config)
 
     def allowed(answer: Sequence[int]) -> list[int]:
-        params = SamplingParams(structured_outputs=constraint)
-        request = Request(EngineCoreRequest("r", [5], params, output_token_ids=list(answer)))
+        sampling = ResolvedSampling(structured_outputs=constraint)
+        request = Request(EngineCoreRequest("r", [5], sampling, output_token_ids=list(answer)))
         manager.grammar_init(request)
         request.structured_output_state.exception()  # type: ignore[attr-defined]  # waits
         assert manager.is_grammar_ready(request)

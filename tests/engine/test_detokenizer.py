@@ -47,8 +47,7 @@ def generate() -> Generate:
         tokenizer: Tokenizer, token_ids: list[int], params: SamplingParams, prompt: Any = "Once", **options: Any
     ) -> list[RequestOutput]:
         processor = InputProcessor(make_config(max_model_len=4096), tokenizer)
-        request, text = make_request(processor, prompt, params)
-        return list(stream(tokenizer, request, token_ids, text, **options))
+        return list(stream(tokenizer, make_request(processor, prompt, params), token_ids, **options))
 
     return run
 

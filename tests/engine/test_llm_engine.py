@@ -9,6 +9,7 @@ from prompts import greedy
 
 from corespan import EngineArgs, EngineDeadError, LLMEngine, RequestOutput, RequestOutputKind, SamplingParams
 from corespan.engine.metrics.loggers import StatLoggerBase
+from corespan.engine.requests import prepared_request
 
 PROMPT = "The capital of France is"
 
@@ -183,27 +184,25 @@ def test_a_failing_model_is_the_death_of_an_in_process_core(make_engine: Any, mo
 
 
 def test_a_prepared_request_is_warned_of_once(make_engine: Any, caplog: pytest.LogCaptureFixture) -> None:
-    from corespan.engine.requests import prepared_requests
-
-    prepared_requests._warn_once.cache_clear()
+    prepared_request._warn_once.cache_clear()
     engine = make_engine()
     for name in ("one", "two"):
-        request, text = engine.input_processor.process_inputs(name, PROMPT, greedy(2))
-        engine.add_request(name, request, request.sampling_params, prompt_text=text)
+        prepared = engine.input_processor.process_inputs(name, PROMPT, greedy(2))
+        engine.add_request(name, prepared, prepared.params)
 
     finished = [output for output in run(engine) if output.finished]
 
-    assert sum("EngineCoreRequest" in record.message for record in caplog.records) == 1
+    assert sum("a prepared request" in record.message for record in caplog.records) == 1
     assert [(output.request_id, output.prompt) for output in finished] == [("one", PROMPT), ("two", PROMPT)]
 
 
 def test_a_prepared_request_cannot_be_used_twice(make_engine: Any) -> None:
     engine = make_engine()
-    request, _ = engine.input_processor.process_inputs("once", PROMPT, greedy(2))
-    engine.add_request("once", request, request.sampling_params)
+    prepared = engine.input_processor.process_inputs("once", PROMPT, greedy(2))
+    engine.add_request("once", prepared, prepared.params)
 
     with pytest.raises(ValueError, match="once"):
-        engine.add_request("once", request, request.sampling_params)
+        engine.add_request("once", prepared, prepared.params)
 
     assert len([output for output in run(engine) if output.finished]) == 1
 

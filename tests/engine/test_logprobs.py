@@ -34,7 +34,7 @@ def run(tokenizer: Tokenizer) -> Run:
     ) -> list[RequestOutput]:
         inputs = InputProcessor(make_config(), tokenizer)
         processor = OutputProcessor(tokenizer, log_stats=False)
-        request, _ = make_request(inputs, prompt, SamplingParams(**{"max_tokens": 50} | (params or {})))
+        request = make_request(inputs, prompt, SamplingParams(**{"max_tokens": 50} | (params or {})))
         (internal,) = add(processor, request)
         outputs = []
         for at, (token_ids, logprobs) in enumerate(steps):
@@ -257,7 +257,7 @@ def test_merged_deltas_join_their_logprobs(tokenizer: Tokenizer) -> None:
     inputs = InputProcessor(make_config(), tokenizer)
     for flat in (False, True):
         params = SamplingParams(logprobs=0, output_kind=DELTA, max_tokens=9, flat_logprobs=flat)
-        request, _ = make_request(inputs, "Once", params)
+        request = make_request(inputs, "Once", params)
         first, *rest = stream(tokenizer, request, [70, 71, 72], logprobs=True)
         for output in rest:
             first.add(output, aggregate=True)

@@ -12,10 +12,12 @@ from corespan.engine.outputs.output_collector import RequestOutputCollector
 from corespan.engine.outputs.output_processor import OutputProcessor
 from corespan.engine.outputs.request_output import RequestOutput
 from corespan.engine.requests.input_processor import InputProcessor
+from corespan.engine.requests.parallel_sampling import fan_out
+from corespan.engine.requests.prepared_request import PreparedRequest
 from corespan.engine.text.tokenizer import Tokenizer
 from corespan.protocol.outputs import EngineCoreOutput, FinishReason, PrefillStats
 from corespan.protocol.params import RequestOutputKind, SamplingParams
-from corespan.protocol.requests import EngineCoreRequest
+from corespan.protocol.resolved_sampling import resolved
 
 CUMULATIVE, DELTA, FINAL_ONLY = RequestOutputKind.CUMULATIVE, RequestOutputKind.DELTA, RequestOutputKind.FINAL_ONLY
 
@@ -25,15 +27,15 @@ def processor(tokenizer: Tokenizer) -> OutputProcessor:
     return OutputProcessor(tokenizer, log_stats=False)
 
 
-MakeRequest = Callable[..., EngineCoreRequest]
+MakeRequest = Callable[..., PreparedRequest]
 
 
 @pytest.fixture
 def request_for(tokenizer: Tokenizer) -> MakeRequest:
     inputs = InputProcessor(make_config(), tokenizer)
 
-    def make(request_id: str = "r", prompt: Any = "Once", **params: Any) -> EngineCoreRequest:
-        return make_request(inputs, prompt, SamplingParams(**{"max_tokens": 50} | params), request_id)[0]
+    def make(request_id: str = "r", prompt: Any = "Once", **params: Any) -> PreparedRequest:
+        return make_request(inputs, prompt, SamplingParams(**{"max_tokens": 50} | params), request_id)
 
     return make
 
@@ -48,10 +50,10 @@ def step(request_id: str, *token_ids: int, finish: FinishReason | None = None, *
 
 def test_outputs_carry_the_callers_id_and_the_prompt(processor: OutputProcessor, request_for: MakeRequest) -> None:
     request = request_for("mine")
-    (internal,) = add(processor, request, "Once")
+    (internal,) = add(processor, request)
     (output,) = processor.process_outputs([step(internal, 70)]).request_outputs
     assert output.request_id == "mine" != internal
-    assert (output.prompt, output.prompt_token_ids) == ("Once", request.prompt_token_ids)
+    assert (output.prompt, output.prompt_token_ids) == ("Once", request.request.prompt_token_ids)
     assert not output.finished and output.metrics is None
 
 
@@ -119,24 +121,22 @@ def test_what_an_output_does_not_know_is_ignored_with_a_warning(caplog: pytest.L
 
 
 def test_children_have_a_seed_each_and_share_the_prompt(request_for: MakeRequest) -> None:
-    from corespan.engine.requests.parallel_sampling import fan_out
-
-    seeded = [child.request for child in fan_out(request_for(n=3, seed=40))]
-    unseeded = [child.request for child in fan_out(request_for(n=3))]
-    assert [child.sampling_params.seed for child in seeded] == [child.noise_seed for child in seeded] == [40, 41, 42]
+    seeded = fan_out(request_for(n=3, seed=40).request, 3)
+    unseeded = fan_out(request_for(n=3).request, 3)
+    assert [child.noise_seed for child in seeded] == [40, 41, 42]
     assert len({child.noise_seed for child in unseeded}) == 3
-    assert all(child.sampling_params.n == 1 for child in seeded + unseeded)
     assert len({child.request_id for child in seeded}) == 3
     assert len({child.external_req_id for child in seeded}) == 1
 
 
 def test_the_largest_seed_still_gives_children_legal_seeds(request_for: MakeRequest) -> None:
-    from corespan.engine.requests.parallel_sampling import fan_out
-
-    for child in fan_out(request_for(n=2, seed=2**63 - 1)):
-        assert child.request.sampling_params.seed is not None
-        assert -(2**63) <= child.request.sampling_params.seed < 2**63
-        assert 0 <= child.request.noise_seed < 2**64
+    request, shown = request_for(n=2).request, SamplingParams(n=2, seed=2**63 - 1)
+    request.params = resolved(shown, for_processors=shown)
+    request.noise_seed = 2**64 - 1
+    for child in fan_out(request, 2):
+        assert child.params.for_processors is not None and child.params.for_processors.n == 1
+        assert child.params.for_processors.seed in (2**63 - 1, -(2**63))
+        assert 0 <= child.noise_seed < 2**64
 
 
 @pytest.mark.parametrize("n", [1, 4])
@@ -186,7 +186,7 @@ def test_a_running_internal_id_is_refused_and_the_first_goes_on(
     with pytest.raises(ValueError, match="same"):
         add(processor, request_for("same"))
     last_of_another, ending = (step("same", 70, finish=FinishReason.LENGTH) for _ in range(2))
-    ending.generation = first.generation
+    ending.generation = first.request.generation
     assert processor.process_outputs([last_of_another]).request_outputs == []
     (output,) = processor.process_outputs([ending]).request_outputs
     assert output.outputs[0].token_ids == [70]

@@ -8,10 +8,10 @@ from corespan.engine.outputs.output_collector import RequestOutputCollector
 from corespan.engine.outputs.output_processor import OutputProcessor
 from corespan.engine.outputs.request_output import RequestOutput
 from corespan.engine.requests.input_processor import InputProcessor
+from corespan.engine.requests.prepared_request import PreparedRequest
 from corespan.engine.text.tokenizer import Tokenizer
 from corespan.protocol.outputs import EngineCoreOutput, FinishReason
 from corespan.protocol.params import RequestOutputKind, SamplingParams
-from corespan.protocol.requests import EngineCoreRequest
 
 CUMULATIVE, DELTA = RequestOutputKind.CUMULATIVE, RequestOutputKind.DELTA
 
@@ -22,18 +22,19 @@ class Session:
     def __init__(self, tokenizer: Tokenizer, kind: RequestOutputKind) -> None:
         self.inputs = InputProcessor(make_config(), tokenizer)
         self.processor = OutputProcessor(tokenizer, log_stats=False)
-        first = msgspec.structs.replace(self.request([70, 71], kind), resumable=True)
+        first = self.prepared([70, 71], kind)
+        first.request.resumable = True
         self.request_id = first.request_id
         self.kind = kind
         self.queue = RequestOutputCollector(kind, self.request_id)
         add(self.processor, first, queue=self.queue)
 
-    def request(self, prompt: list[int], kind: RequestOutputKind) -> EngineCoreRequest:
-        return make_request(self.inputs, prompt, SamplingParams(output_kind=kind, max_tokens=2))[0]
+    def prepared(self, prompt: list[int], kind: RequestOutputKind) -> PreparedRequest:
+        return make_request(self.inputs, prompt, SamplingParams(output_kind=kind, max_tokens=2))
 
     def piece(self, prompt: list[int], last: bool = False) -> bool:
         request = msgspec.structs.replace(
-            self.request(prompt, self.kind), request_id=self.request_id, resumable=not last
+            self.prepared(prompt, self.kind).request, request_id=self.request_id, resumable=not last
         )
         return self.processor.extend_session(request)
 

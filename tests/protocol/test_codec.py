@@ -154,9 +154,9 @@ def test_a_message_without_frames_is_a_protocol_error():
 
 def test_parameters_out_of_range_are_a_protocol_error():
     request = full_request()
-    frame = msgspec.msgpack.encode(["r", [1], {"top_p": 7.0}])
+    frame = msgspec.msgpack.encode(["r", [1], ["sampling", 1.0, 7.0]])  # top_p
     assert MsgpackDecoder(EngineCoreRequest).decode(frames_of(request)).request_id == "request"
-    with pytest.raises(ProtocolError, match="top_p"):
+    with pytest.raises(ProtocolError, match="<= 1.0"):
         MsgpackDecoder(EngineCoreRequest).decode([frame])
 
 

@@ -40,8 +40,6 @@ def test_defaults_are_those_users_know() -> None:
         "spaces_between_special_tokens": True,
         "include_stop_str_in_output": False,
         "output_kind": RequestOutputKind.CUMULATIVE,
-        "skip_clone": False,
-        "output_text_buffer_length": 0,
         "structured_outputs": None,
         "logit_bias": None,
         "allowed_token_ids": None,
@@ -53,9 +51,6 @@ def test_defaults_are_those_users_know() -> None:
         "repetition_detection": None,
         "truncate_prompt_tokens": None,
         "stream_interval": None,
-        "eos_token_id": None,
-        "all_stop_token_ids": set(),
-        "bad_words_token_ids": None,
         "num_logprobs": None,
         "sampling_type": SamplingType.RANDOM,
     }
@@ -106,7 +101,6 @@ WRONG_VALUES: dict[str, list[Any]] = {
     "spaces_between_special_tokens": NOT_BOOLS,
     "include_stop_str_in_output": NOT_BOOLS,
     "output_kind": [3, -1, "delta", None, True],
-    "skip_clone": NOT_BOOLS,
     "structured_outputs": [{"json": {}}, "json"],
     "logit_bias": [[1], "1", {"1": 1.0}, {True: 1.0}, {1.5: 1.0}, {-1: 1.0}, {1: NAN}, {1: INF}, {1: "x"}, {1: None}],
     "allowed_token_ids": [[], *NOT_ID_LISTS],
@@ -216,11 +210,6 @@ def test_stop_strings_need_detokenisation() -> None:
     SamplingParams(stop_token_ids=[3], detokenize=False)
 
 
-def test_text_is_held_back_for_the_longest_stop_string() -> None:
-    assert SamplingParams(stop=["ab", "wxyz"]).output_text_buffer_length == 3
-    assert SamplingParams(stop=["ab"], include_stop_str_in_output=True).output_text_buffer_length == 0
-
-
 def test_min_tokens_is_compared_with_max_tokens_only_where_there_is_one() -> None:
     with pytest.raises(VLLMValidationError, match=r"min_tokens must be at most max_tokens \(4\), got 5"):
         SamplingParams(min_tokens=5, max_tokens=4)
@@ -241,7 +230,7 @@ def test_prompt_logprobs_keep_the_prefix_cache_unread_unless_told_otherwise() ->
 
 
 def full_params() -> SamplingParams:
-    params = SamplingParams(
+    return SamplingParams(
         n=2,
         temperature=0.5,
         stop=["a"],
@@ -253,23 +242,6 @@ def full_params() -> SamplingParams:
         repetition_detection=RepetitionDetectionParams(8, 2, 3),
         output_kind=RequestOutputKind.DELTA,
     )
-    params.update_from_generation_config({"eos_token_id": [2, 7]}, 2)
-    params._bad_words_token_ids = [[5], [6, 7]]
-    return params
-
-
-def test_private_fields_reach_the_core() -> None:
-    decoded = msgspec.msgpack.decode(msgspec.msgpack.encode(full_params()), type=SamplingParams)
-    assert decoded == full_params()
-    assert decoded.eos_token_id == 2
-    assert decoded.all_stop_token_ids == {2, 4, 7}
-    assert decoded.bad_words_token_ids == [[5], [6, 7]]
-
-
-def test_checking_again_changes_nothing() -> None:
-    params, untouched = full_params(), full_params()
-    params.__post_init__()
-    assert params == untouched
 
 
 @pytest.mark.parametrize("duplicate", [SamplingParams.clone, copy.deepcopy], ids=["clone", "deepcopy"])
@@ -281,16 +253,14 @@ def test_a_clone_is_equal_and_shares_nothing(duplicate: Any) -> None:
     twin.logit_bias[9] = 1.0
     twin.extra_args["k"].append(2)
     twin.structured_outputs.json["x"] = 1
-    twin.all_stop_token_ids.add(99)
     assert params == full_params()
 
 
-def test_a_shallow_clone_shares_what_it_holds() -> None:
-    params = SamplingParams(extra_args={"a": 1}, skip_clone=True)
-    twin = params.clone()
-    twin.temperature = 0.3
-    assert twin.extra_args is params.extra_args
-    assert params.temperature == 1.0
+def test_a_clone_is_checked_anew() -> None:
+    params = full_params()
+    params.top_p = 2.0
+    with pytest.raises(VLLMValidationError, match="top_p must be"):
+        params.clone()
 
 
 def test_repr_shows_what_was_set() -> None:

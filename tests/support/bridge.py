@@ -13,8 +13,8 @@ from corespan.client import make_client
 from corespan.client.base import AsyncEngineCoreClient
 from corespan.protocol.config import CacheConfig, ModelConfig, ParallelConfig, SchedulerConfig, VllmConfig
 from corespan.protocol.outputs import EngineCoreOutputs, FinishReason
-from corespan.protocol.params import SamplingParams
 from corespan.protocol.requests import EngineCoreRequest
+from corespan.protocol.resolved_sampling import ResolvedSampling
 
 FAKE_EXECUTOR = "fake_executor:FakeExecutor"
 
@@ -46,14 +46,14 @@ def fake_config(
 def request(
     request_id: str, prompt: Iterable[int] = (1, 2, 3), max_tokens: int = 5, seed: int = 7, **sampling: Any
 ) -> EngineCoreRequest:
-    params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, **sampling)
+    params = ResolvedSampling(max_tokens=max_tokens, **sampling)
     return EngineCoreRequest(request_id, list(prompt), params, noise_seed=seed)
 
 
 def tokens_of(wanted: EngineCoreRequest) -> list[int]:
     """What the request generates when nothing goes wrong."""
-    assert wanted.sampling_params.max_tokens is not None
-    return expected_tokens(wanted.noise_seed, len(wanted.prompt_token_ids), wanted.sampling_params.max_tokens)
+    assert wanted.params.max_tokens is not None
+    return expected_tokens(wanted.noise_seed, len(wanted.prompt_token_ids), wanted.params.max_tokens)
 
 
 async def collect_async(client: AsyncEngineCoreClient, *request_ids: str) -> dict[str, list[int]]:

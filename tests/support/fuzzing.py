@@ -17,8 +17,8 @@ from corespan.protocol.outputs import (
     PrefillStats,
     SchedulerStats,
 )
-from corespan.protocol.params import SamplingParams
 from corespan.protocol.requests import EngineCoreRequest, UtilityRequest
+from corespan.protocol.resolved_sampling import ResolvedSampling
 
 INTERESTING = bytes([0x00, 0x7F, 0x80, 0x8F, 0x90, 0x9F, 0xC0, 0xC1, 0xC6, 0xC7, 0xC9, 0xD4, 0xDB, 0xDD, 0xDF, 0xFF])
 """First bytes of msgpack's types, at the ends of their ranges."""
@@ -56,7 +56,7 @@ def full_request() -> EngineCoreRequest:
     return EngineCoreRequest(
         "request",
         list(range(300)),
-        SamplingParams(temperature=0.5, stop_token_ids=[5], logit_bias={3: -1.0}, max_tokens=9),
+        ResolvedSampling(temperature=0.5, stop_token_ids=(5,), logit_bias={3: -1.0}, max_tokens=9),
         arrival_time=1.0,
         noise_seed=2**64 - 1,
         cache_salt="salt",

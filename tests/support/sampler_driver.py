@@ -13,6 +13,7 @@ from corespan.core.sampling.sampler import Sampler, SamplerOutput
 from corespan.core.scheduler.runner_messages import NewRequestData
 from corespan.protocol.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
 from corespan.protocol.params import SamplingParams
+from corespan.protocol.resolved_sampling import ResolvedSampling, resolved
 
 MAX_ROWS = 16
 
@@ -26,15 +27,22 @@ def vllm_config(vocab_size: int, **model_fields: Any) -> VllmConfig:
     )
 
 
+Params = SamplingParams | ResolvedSampling
+
+
+def as_resolved(params: Params) -> ResolvedSampling:
+    return resolved(params, for_processors=params) if isinstance(params, SamplingParams) else params
+
+
 def new_request(
-    params: SamplingParams, seed: int = 0, prompt: Sequence[int] = (1, 2, 3), output: Sequence[int] = ()
+    params: Params, seed: int = 0, prompt: Sequence[int] = (1, 2, 3), output: Sequence[int] = ()
 ) -> NewRequestData:
-    return NewRequestData(0, [*prompt, *output], len(prompt), params, seed, [], 0)
+    return NewRequestData(0, [*prompt, *output], len(prompt), as_resolved(params), seed, [], 0)
 
 
 def sample_rows(
     logits: torch.Tensor,
-    params: Sequence[SamplingParams],
+    params: Sequence[Params],
     seeds: Sequence[int] | None = None,
     prompts: Sequence[Sequence[int]] | None = None,
     outputs: Sequence[Sequence[int]] | None = None,
@@ -53,7 +61,7 @@ def sample_rows(
 
 def draw_many(
     logits: torch.Tensor,
-    params: SamplingParams,
+    params: Params,
     count: int,
     prompt: Sequence[int] = (1, 2, 3),
     output: Sequence[int] = (),

@@ -20,6 +20,7 @@ from corespan.protocol.config import CacheConfig, ModelConfig, SchedulerConfig, 
 from corespan.protocol.outputs import EngineCoreOutput, FinishReason
 from corespan.protocol.params import SamplingParams
 from corespan.protocol.requests import EngineCoreRequest
+from corespan.protocol.resolved_sampling import resolved
 
 VOCAB_SIZE = 50
 
@@ -192,7 +193,9 @@ class Harness:
     def request(
         self, request_id: str, prompt: Sequence[int], params: SamplingParams | None = None, **fields: Any
     ) -> Request:
-        message = EngineCoreRequest(request_id, list(prompt), params if params is not None else greedy(), **fields)
+        message = EngineCoreRequest(
+            request_id, list(prompt), resolved(greedy() if params is None else params), **fields
+        )
         return Request.from_engine_core_request(message, self.hasher)
 
     def add(

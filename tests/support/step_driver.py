@@ -12,6 +12,7 @@ from corespan.core.worker.worker import Worker
 from corespan.protocol.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
 from corespan.protocol.outputs import LogprobsArrays
 from corespan.protocol.params import SamplingParams
+from corespan.protocol.resolved_sampling import resolved
 
 
 def make_vllm_config(
@@ -170,6 +171,7 @@ class StepDriver:
 
     def _new_request_data(self, request: DrivenRequest) -> NewRequestData:
         return NewRequestData(
-            request.row, request.token_ids, request.num_prompt_tokens, request.params, 0, [request.block_ids],
+            request.row, request.token_ids, request.num_prompt_tokens, resolved(request.params), 0,
+            [request.block_ids],
             request.computed, request.prompt_embeds,
         )  # fmt: skip

@@ -12,13 +12,12 @@ from corespan.engine.outputs.output_collector import RequestOutputCollector
 from corespan.engine.outputs.output_processor import OutputProcessor
 from corespan.engine.outputs.request_output import RequestOutput
 from corespan.engine.requests.input_processor import InputProcessor
-from corespan.engine.requests.parallel_sampling import fan_out
+from corespan.engine.requests.prepared_request import PreparedRequest
 from corespan.engine.text.loading import load_tokenizer
 from corespan.engine.text.tokenizer import Tokenizer
 from corespan.protocol.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
 from corespan.protocol.outputs import EngineCoreOutput, FinishReason, LogprobsArrays
 from corespan.protocol.params import SamplingParams
-from corespan.protocol.requests import EngineCoreRequest
 
 VOCAB_SIZE = 512
 
@@ -46,10 +45,10 @@ def byte_fallback_tokenizer(folder: Path) -> Tokenizer:
 
 def make_request(
     processor: InputProcessor, prompt: Any, params: SamplingParams, request_id: str = "r"
-) -> tuple[EngineCoreRequest, str | None]:
-    request, text = processor.process_inputs(request_id, prompt, params)
-    processor.assign_request_id(request)
-    return request, text
+) -> PreparedRequest:
+    prepared = processor.process_inputs(request_id, prompt, params)
+    processor.assign_request_id(prepared)
+    return prepared
 
 
 def logprobs_of(token_ids: Sequence[int], top: Sequence[Sequence[int]] | None = None) -> LogprobsArrays:
@@ -66,9 +65,8 @@ def logprobs_of(token_ids: Sequence[int], top: Sequence[Sequence[int]] | None = 
 
 def stream(
     tokenizer: Tokenizer | None,
-    request: EngineCoreRequest,
+    request: PreparedRequest,
     token_ids: Sequence[int],
-    prompt: str | None = None,
     *,
     finish_reason: FinishReason = FinishReason.LENGTH,
     tokens_per_step: int = 1,
@@ -80,7 +78,7 @@ def stream(
     Ends early, as a core does on the abort, where a stop string is found.
     """
     processor = OutputProcessor(tokenizer, log_stats=False, stream_interval=stream_interval)
-    processor.add_request(request, prompt)
+    processor.add_request(request)
     for start in range(0, len(token_ids), tokens_per_step):
         step = list(token_ids[start : start + tokens_per_step])
         last = start + tokens_per_step >= len(token_ids)
@@ -98,14 +96,6 @@ def stream(
     assert not processor.request_states and not processor.external_req_ids and not processor.parent_requests
 
 
-def add(
-    processor: OutputProcessor,
-    request: EngineCoreRequest,
-    prompt: str | None = None,
-    queue: RequestOutputCollector | None = None,
-) -> list[str]:
+def add(processor: OutputProcessor, request: PreparedRequest, queue: RequestOutputCollector | None = None) -> list[str]:
     """Registers the request and its children; returns the internal ids that outputs come under."""
-    children = fan_out(request)
-    for child in children:
-        processor.add_request(child.request, prompt, child.parent, child.index, queue)
-    return [child.request.request_id for child in children]
+    return [child.request_id for child in processor.add_request(request, queue)]

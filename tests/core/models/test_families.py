@@ -19,7 +19,7 @@ from corespan.core.models.registry import resolve_model_spec
 from corespan.core.runtime import cpu_torch
 from corespan.core.scheduler.runner_messages import NewRequestData
 from corespan.core.worker.worker import Worker
-from corespan.protocol.params import SamplingParams
+from corespan.protocol.resolved_sampling import ResolvedSampling
 
 NEW_TOKENS = 64
 PROMPT_LENGTHS = (1, 15, 16, 33, 47, 70)
@@ -69,7 +69,7 @@ def engine_logits(
 ) -> torch.Tensor:
     """Logits of every position from `computed` on, computed chunk by chunk."""
     batch, runtime = family.worker.model_runner.batch, family.worker.runtime
-    params = SamplingParams(temperature=0)
+    params = ResolvedSampling(temperature=0.0)
     batch.add(NewRequestData(0, token_ids, len(token_ids), params, 0, [block_ids], computed))
     logits = []
     for chunk in chunks:

@@ -15,6 +15,7 @@ from corespan.core.runtime.cpu_torch import TorchRuntime
 from corespan.core.scheduler.runner_messages import NewRequestData
 from corespan.core.worker.worker import Worker
 from corespan.protocol.params import SamplingParams
+from corespan.protocol.resolved_sampling import ResolvedSampling
 
 PROMPT_LENGTHS = (2, 15, 16, 33, 47, 70)
 WHOLE = 10**9
@@ -105,7 +106,7 @@ def test_states_of_some_tokens_are_the_same_bits_as_those_of_all(native: Worker,
     tokens = np.random.default_rng(7).integers(0, 320, 33).tolist()
     for index, length in enumerate(lengths):
         blocks = [1 + 3 * index, 2 + 3 * index, 3 + 3 * index]
-        runner.batch.add(NewRequestData(index, tokens[:length], length, SamplingParams(), 0, [blocks], 0))
+        runner.batch.add(NewRequestData(index, tokens[:length], length, ResolvedSampling(), 0, [blocks], 0))
     inputs = runner.batch.prepare(np.arange(4), np.array(lengths))
 
     def states(output_rows: torch.Tensor | None) -> torch.Tensor:

@@ -3,15 +3,15 @@
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
-from scheduling import greedy
 
 from corespan.core.scheduler.request import Request
 from corespan.core.scheduler.request_queue import RequestQueue, order_key
 from corespan.protocol.requests import EngineCoreRequest
+from corespan.protocol.resolved_sampling import ResolvedSampling
 
 
 def make_request(order: int, priority: int = 0, arrival_time: float = 0.0) -> Request:
-    message = EngineCoreRequest(f"r{order}", [1], greedy(), priority=priority, arrival_time=arrival_time)
+    message = EngineCoreRequest(f"r{order}", [1], ResolvedSampling(), priority=priority, arrival_time=arrival_time)
     request = Request.from_engine_core_request(message, None)
     request.arrival_order = order
     return request

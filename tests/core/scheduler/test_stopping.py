@@ -11,14 +11,14 @@ from corespan.protocol.outputs import FinishReason
 from corespan.protocol.params import SamplingParams
 from corespan.protocol.repetition import RepetitionDetectionParams
 from corespan.protocol.requests import EngineCoreRequest
+from corespan.protocol.resolved_sampling import ResolvedSampling, resolved
 
 EOS = 9
 
 
 def make_request(max_model_len: int = 100, output_token_ids: list[int] | None = None, **params: Any) -> Request:
-    sampling_params = SamplingParams(temperature=0, **params)
-    sampling_params.update_from_generation_config({}, EOS)
-    message = EngineCoreRequest("a", [1, 2, 3], sampling_params, output_token_ids=output_token_ids or [])
+    sampling = resolved(SamplingParams(temperature=0, **params), EOS)
+    message = EngineCoreRequest("a", [1, 2, 3], sampling, output_token_ids=output_token_ids or [])
     request = Request.from_engine_core_request(message, None)
     request.limit_length(max_model_len)
     return request
@@ -125,10 +125,12 @@ def test_tokens_of_an_earlier_core_count_toward_both_limits() -> None:
 
 def test_prompt_embeddings_stand_in_for_token_ids() -> None:
     embeds = np.zeros((5, 2), dtype=np.float32)
-    request = Request.from_engine_core_request(EngineCoreRequest("a", [], greedy(), prompt_embeds=embeds), None)
+    request = Request.from_engine_core_request(
+        EngineCoreRequest("a", [], ResolvedSampling(), prompt_embeds=embeds), None
+    )
     assert request.num_prompt_tokens == 5
     with pytest.raises(ValueError, match="2 token ids but embeddings for 5"):
-        Request.from_engine_core_request(EngineCoreRequest("a", [1, 2], greedy(), prompt_embeds=embeds), None)
+        Request.from_engine_core_request(EngineCoreRequest("a", [1, 2], ResolvedSampling(), prompt_embeds=embeds), None)
 
 
 def test_trace_headers_go_back_with_the_output_that_ends_a_request() -> None:

@@ -11,13 +11,14 @@ from corespan.protocol.config import SpeculativeConfig
 from corespan.protocol.errors import VLLMValidationError
 from corespan.protocol.params import SamplingParams
 from corespan.protocol.requests import EngineCoreRequest
+from corespan.protocol.resolved_sampling import resolved
 from corespan.protocol.structured_outputs import StructuredOutputsParams
 
 CONFIG = SpeculativeConfig(num_speculative_tokens=4, prompt_lookup_min=2, prompt_lookup_max=4)
 
 
 def request_of(token_ids: list[int], **params: object) -> Request:
-    message = EngineCoreRequest("a", token_ids, SamplingParams(**{"max_tokens": 100, **params}))
+    message = EngineCoreRequest("a", token_ids, resolved(SamplingParams(**{"max_tokens": 100, **params})))
     request = Request.from_engine_core_request(message, None)
     request.limit_length(512)
     return request

@@ -23,6 +23,7 @@ from corespan.engine.model_files.model_source import resolve_model
 from corespan.protocol.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
 from corespan.protocol.params import SamplingParams
 from corespan.protocol.requests import EngineCoreRequest
+from corespan.protocol.resolved_sampling import resolved
 from corespan.protocol.structured_outputs import StructuredOutputsParams
 
 IM_END = 2
@@ -68,7 +69,7 @@ def manager(config: VllmConfig) -> Any:
 
 def request_for(output_token_ids: list[int] | None = None, **constraint: Any) -> Request:
     params = SamplingParams(structured_outputs=StructuredOutputsParams(**constraint), max_tokens=1000)
-    message = EngineCoreRequest("r", [1, 2, 3], params, output_token_ids=output_token_ids or [])
+    message = EngineCoreRequest("r", [1, 2, 3], resolved(params), output_token_ids=output_token_ids or [])
     return Request.from_engine_core_request(message, None)
 
 

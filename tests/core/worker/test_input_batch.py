@@ -8,7 +8,7 @@ import torch
 
 from corespan.core.scheduler.runner_messages import NewRequestData
 from corespan.core.worker.input_batch import InputBatch, StepInputs
-from corespan.protocol.params import SamplingParams
+from corespan.protocol.resolved_sampling import ResolvedSampling
 
 BLOCK_SIZE = 4
 NUM_ROWS = 8
@@ -27,7 +27,7 @@ class Batch:
 
     def add(self, row: int, token_ids: list[int]) -> None:
         self.computed[row] = self.blocks[row] = 0
-        self.batch.add(NewRequestData(row, token_ids, len(token_ids), SamplingParams(), 0, [[]], 0))
+        self.batch.add(NewRequestData(row, token_ids, len(token_ids), ResolvedSampling(), 0, [[]], 0))
 
     def remove(self, row: int) -> None:
         del self.computed[row]
@@ -99,9 +99,9 @@ def test_steps_that_go_on_equal_steps_that_are_put_together_anew() -> None:
 
 def test_a_row_taken_again_names_no_block_of_its_former_request() -> None:
     batch = InputBatch(2, MAX_MODEL_LEN, BLOCK_SIZE)
-    batch.add(NewRequestData(0, [1] * 12, 12, SamplingParams(), 0, [[7, 8, 9]], 0))
+    batch.add(NewRequestData(0, [1] * 12, 12, ResolvedSampling(), 0, [[7, 8, 9]], 0))
     batch.remove(0)
-    batch.add(NewRequestData(0, [1], 1, SamplingParams(), 0, [[5]], 0))
-    batch.add(NewRequestData(1, [1] * 12, 12, SamplingParams(), 0, [[1, 2, 3]], 0))
+    batch.add(NewRequestData(0, [1], 1, ResolvedSampling(), 0, [[5]], 0))
+    batch.add(NewRequestData(1, [1] * 12, 12, ResolvedSampling(), 0, [[1, 2, 3]], 0))
     inputs = batch.prepare(np.array([0, 1]), np.array([1, 12]))
     assert inputs.metadata.block_table[:, :3].tolist() == [[5, 0, 0], [1, 2, 3]]
