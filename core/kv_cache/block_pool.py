@@ -33,9 +33,6 @@ class FreeBlockQueue:
         self.num_free_blocks = 0
         self.append(blocks)
 
-    def __len__(self) -> int:
-        return self.num_free_blocks
-
     def popleft(self) -> KVCacheBlock:
         """Take the block that is next to be reused. Raises ValueError when none is free."""
         block = self._head.next_free
@@ -74,15 +71,6 @@ class FreeBlockQueue:
         before.next_free, first.prev_free = first, before
         self.num_free_blocks += len(blocks)
 
-    def to_list(self) -> list[KVCacheBlock]:
-        """The free blocks in order of reuse."""
-        blocks = []
-        block = self._head.next_free
-        while block is not None and block is not self._tail:
-            blocks.append(block)
-            block = block.next_free
-        return blocks
-
 
 class BlockPool:
     """All blocks of the cache. Block 0 is the null block: it pads block tables, stands for blocks that a request gave
@@ -101,17 +89,12 @@ class BlockPool:
         self.null_block = self.blocks[0]
         self.null_block.ref_cnt = 1
         self.free_queue = FreeBlockQueue(self.blocks[1:])
-        self._block_by_hash: dict[bytes, KVCacheBlock] = {}
+        self.block_by_hash: dict[bytes, KVCacheBlock] = {}
 
     @property
     def num_free_blocks(self) -> int:
         """Blocks that no request uses, those with cached content included."""
         return self.free_queue.num_free_blocks
-
-    @property
-    def num_cached_blocks(self) -> int:
-        """Blocks that can be found by their content, in use or not."""
-        return len(self._block_by_hash)
 
     @property
     def usage(self) -> float:
@@ -129,7 +112,7 @@ class BlockPool:
         for _ in range(num_blocks):
             block = self.free_queue.popleft()
             if block.block_hash is not None:
-                del self._block_by_hash[block.block_hash]
+                del self.block_by_hash[block.block_hash]
                 block.block_hash = None
             block.ref_cnt = 1
             blocks.append(block)
@@ -137,13 +120,13 @@ class BlockPool:
 
     def get_cached_block(self, block_hash: bytes) -> KVCacheBlock | None:
         """The block with this content, in use or free."""
-        return self._block_by_hash.get(block_hash)
+        return self.block_by_hash.get(block_hash)
 
     def cache(self, block: KVCacheBlock, block_hash: bytes) -> bool:
         """Let the block be found by its hash; False when another block with that content is known already."""
-        if block.block_hash is not None or block_hash in self._block_by_hash:
+        if block.block_hash is not None or block_hash in self.block_by_hash:
             return False
-        self._block_by_hash[block_hash] = block
+        self.block_by_hash[block_hash] = block
         block.block_hash = block_hash
         return True
 
@@ -151,7 +134,7 @@ class BlockPool:
         """Let the block no longer be found; if it is free it becomes the next to be reused."""
         if block.block_hash is None:
             return
-        del self._block_by_hash[block.block_hash]
+        del self.block_by_hash[block.block_hash]
         block.block_hash = None
         if block.ref_cnt == 0:
             self.free_queue.remove(block)
@@ -185,7 +168,7 @@ class BlockPool:
         """Forget all content. False, and nothing done, while a request uses any block."""
         if self.num_free_blocks != self.num_usable_blocks:
             return False
-        for block in self._block_by_hash.values():
+        for block in self.block_by_hash.values():
             block.block_hash = None
-        self._block_by_hash.clear()
+        self.block_by_hash.clear()
         return True

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from corespan.core.kv_cache.block_hash import BlockHasher
+from corespan.core.kv_cache.block_pool import KVCacheBlock
 from corespan.core.kv_cache.groups import FullAttention, LayerKind
 from corespan.core.scheduler.request import Request
 from corespan.core.scheduler.runner_messages import ModelRunnerOutput, NewRequestData, SchedulerOutput
@@ -58,6 +59,11 @@ def stored_for(token_ids: Iterable[int]) -> int:
     for token_id in token_ids:
         stored = stored_after(stored, token_id)
     return stored
+
+
+def in_group(stored: int, group: int) -> int:
+    """As a KV group's own blocks hold it, and back."""
+    return stored ^ group << 61
 
 
 def next_token(stored: int, noise_seed: int, position: int) -> int:
@@ -141,17 +147,20 @@ class FakeRunner:
                 assert slot not in written, "two requests, or groups, write to one slot"
                 assert slot[0] != 0, "somebody writes to the null block"
                 written.add(slot)
-                self.stored[slot] = stored_after(before, row.token_ids[position])
+                self.stored[slot] = in_group(stored_after(before, row.token_ids[position]), group)
 
     def _read(self, row: _BatchRow, position: int) -> int:
         """What is stored for the position before; junk if that, or the first position it attends to, is wrong in any
         group."""
-        before = {self.stored.get(self._slot(row, group, position - 1), -1) for group in range(len(self.kv_groups))}
+        found = {self._stored(row, group, position - 1) for group in range(len(self.kv_groups))}
         for group, kind in enumerate(self.kv_groups):
             first = kind.first_read(position)
-            if self.stored.get(self._slot(row, group, first), -1) != row.stored_for(first):
+            if self._stored(row, group, first) != row.stored_for(first):
                 return -1
-        return before.pop() if len(before) == 1 else -1
+        return found.pop() if len(found) == 1 else -1
+
+    def _stored(self, row: _BatchRow, group: int, position: int) -> int:
+        return in_group(self.stored.get(self._slot(row, group, position), -1), group)
 
     def _slot(self, row: _BatchRow, group: int, position: int) -> tuple[int, int]:
         return row.block_ids[group][position // self.block_size], position % self.block_size
@@ -269,6 +278,15 @@ class Harness:
         )
 
 
+def in_order_of_reuse(blocks: Iterable[KVCacheBlock]) -> list[KVCacheBlock]:
+    """Those of the blocks that are in the free list, in its order."""
+    links = {block.prev_free: block for block in blocks if block.prev_free is not None}
+    found = [block for before, block in links.items() if before.block_id == -1]
+    while found and found[-1] in links:
+        found.append(links[found[-1]])
+    return found
+
+
 def check_blocks(scheduler: Scheduler) -> None:
     """Every block is accounted for, and every live request is in one place."""
     manager = scheduler.kv_cache_manager
@@ -278,14 +296,14 @@ def check_blocks(scheduler: Scheduler) -> None:
     assert all(ids == running for ids in holders)
     users = Counter(block.block_id for group in manager.groups for blocks in group.blocks.values() for block in blocks)
     users[0] += 1  # the pool itself
-    free = [block.block_id for block in pool.free_queue.to_list()]
+    free = [block.block_id for block in in_order_of_reuse(pool.blocks)]
     assert len(free) == len(set(free)) == pool.num_free_blocks
     for block in pool.blocks:
         assert block.ref_cnt == users[block.block_id]
         assert (block.block_id in set(free)) == (block.ref_cnt == 0)
         if block.block_hash is not None:
             assert pool.get_cached_block(block.block_hash) is block
-    assert sum(block.block_hash is not None for block in pool.blocks) == pool.num_cached_blocks
+    assert sum(block.block_hash is not None for block in pool.blocks) == len(pool.block_by_hash)
     places = Counter(request.request_id for request in scheduler.table.running.values())
     for queue in (scheduler.table.waiting, scheduler.table.preempted):
         places.update(request.request_id for request in queue)

@@ -93,7 +93,7 @@ def test_without_prefix_caching_nothing_is_found() -> None:
     manager = make_manager(caching=False)
     compute(manager, "a", 12)
     assert find(manager, 12).num_tokens == 0
-    assert manager.block_pool.num_cached_blocks == 0
+    assert not manager.block_pool.block_by_hash
 
 
 def test_a_different_salt_shares_nothing() -> None:
@@ -111,7 +111,7 @@ def test_blocks_of_a_step_that_did_not_happen_are_not_found() -> None:
     void = manager.revoke("a")
     assert void == [ids[2] for ids in manager.block_ids("a")]
     assert manager.holds_any("a", void) and not manager.holds_any("a", [0, 19])
-    assert manager.block_pool.num_cached_blocks == 4
+    assert len(manager.block_pool.block_by_hash) == 4
 
 
 def test_output_tokens_fill_cached_blocks_too() -> None:

@@ -4,7 +4,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from scheduling import Harness, Step, check_blocks, expected_tokens, greedy, stored_for
+from scheduling import Harness, Step, check_blocks, expected_tokens, greedy, in_group, stored_for
 
 from corespan.core.kv_cache.groups import FullAttention, KVCacheConfig, LayerKind, SlidingWindow
 from corespan.core.scheduler.request import Request, RequestStatus
@@ -157,7 +157,9 @@ class SchedulerMachine(RuleBasedStateMachine):
                     self.chains[block_hash] = stored_for(request.token_ids[: (index + 1) * BLOCK_SIZE])
         for block in self.h.scheduler.kv_cache_manager.block_pool.blocks:
             if block.block_hash is not None:
-                assert self.h.runner.stored[block.block_id, BLOCK_SIZE - 1] == self.chains[block.block_hash[:-1]]
+                block_hash, group = block.block_hash[:-1], block.block_hash[-1]
+                stored = in_group(self.h.runner.stored[block.block_id, BLOCK_SIZE - 1], group)
+                assert stored == self.chains[block_hash]
 
     @invariant()
     def tokens_are_those_of_a_request_alone(self) -> None:
