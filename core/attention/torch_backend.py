@@ -55,15 +55,18 @@ class TorchAttentionBackend(AttentionBackend):
     ) -> None:
         """q, out: [n, num_heads, head_dim]; block_table: [n, max_blocks]; seq_lens: [n]."""
         spec, n = self.spec, q.shape[0]
-        num_blocks = -(-int(seq_lens.max()) // self.block_size)
-        blocks = block_table[:, :num_blocks]
-        shape = (n, num_blocks * self.block_size, spec.num_kv_heads, spec.head_dim)
+        longest = int(seq_lens.max())
+        window = spec.window or longest
+        num_blocks = -(-longest // self.block_size)
+        width = min(num_blocks, (window + self.block_size - 2) // self.block_size + 1)  # blocks that a window touches
+        lowest = (seq_lens - window).clamp_(min=0)
+        columns = (lowest // self.block_size)[:, None] + torch.arange(width, device=q.device)
+        blocks = block_table.gather(1, columns.clamp(max=num_blocks - 1))
+        shape = (n, width * self.block_size, spec.num_kv_heads, spec.head_dim)
         keys = kv_cache[0][blocks].view(shape).transpose(1, 2)
         values = kv_cache[1][blocks].view(shape).transpose(1, 2)
-        places = torch.arange(shape[1], device=q.device)
-        visible = places < seq_lens[:, None]
-        if spec.window is not None:
-            visible &= places >= (seq_lens - spec.window)[:, None]
+        places = columns[:, :1] * self.block_size + torch.arange(shape[1], device=q.device)
+        visible = (places >= lowest[:, None]) & (places < seq_lens[:, None])
         grouped = q.reshape(n, spec.num_kv_heads, -1, spec.head_dim)
         out.copy_(self._attend(grouped, keys, values, visible[:, None, None, :]).reshape(out.shape))
 

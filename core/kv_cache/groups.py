@@ -6,9 +6,8 @@ by them. A new kind of layer is one more class here.
 
 import bisect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from ...protocol.config import VllmConfig
 
@@ -57,31 +56,23 @@ class SlidingWindow:
 LayerKind = FullAttention | SlidingWindow
 
 
-class KVGroup(NamedTuple):
-    """Layers of one kind, by index. The n-th layers of all groups share one tensor, of which each group uses the blocks
-    that the pool gave it."""
-
-    kind: LayerKind
-    layers: tuple[int, ...]
-
-
-def group_layers(kinds: Sequence[LayerKind]) -> tuple[KVGroup, ...]:
-    """Group a model's layers, of which `kinds` has an entry each.
+def group_layers(layers: Sequence[tuple[LayerKind, Hashable]]) -> list[tuple[LayerKind, list[int]]]:
+    """Groups of layers of one kind and one shape, which may be anything: each group's kind, and its layers by index.
 
     A block has room for as many layers as the largest group, and leaves some unused where a group has fewer. So the
-    rarest or the commonest kind's number of layers becomes the groups' size, whichever leaves less unused: 15 sliding
+    rarest or the commonest sort's number of layers becomes the groups' size, whichever leaves less unused: 15 sliding
     and 3 full layers make six groups of 3.
     """
-    layers_of: dict[LayerKind, list[int]] = {}
-    for layer, kind in enumerate(kinds):
-        layers_of.setdefault(kind, []).append(layer)
-    counts = sorted(map(len, layers_of.values()))
+    alike: dict[tuple[LayerKind, Hashable], list[int]] = {}
+    for index, layer in enumerate(layers):
+        alike.setdefault(layer, []).append(index)
+    counts = sorted(map(len, alike.values()))
     size = min((counts[0], counts[-1]), key=lambda size: sum(-(-count // size) * size for count in counts))
-    return tuple(
-        KVGroup(kind, tuple(layers[first : first + size]))
-        for kind, layers in layers_of.items()
-        for first in range(0, len(layers), size)
-    )
+    return [
+        (kind, indices[first : first + size])
+        for (kind, _), indices in alike.items()
+        for first in range(0, len(indices), size)
+    ]
 
 
 @dataclass(frozen=True, slots=True)

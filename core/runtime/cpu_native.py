@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from ..attention.interface import AttentionMetadata
+from ..attention.interface import AttentionMetadata, StepMetadata
 from ..attention.native import NativeAttentionBackend
 from ..kernels import library, memory
 from ..kernels.linear import (
@@ -26,6 +26,7 @@ from ..models.tensor_source import TensorSource
 from ..models.weight_plan import MatrixPlan, WeightPlan, plan_weights
 from ..models.weights import DecoderWeights, PromptEmbeds, load_weights
 from . import cpu_memory
+from .kv_layout import KVLayout
 from .native_program import DecoderProgram, HeadProgram
 
 _FIRST_CAPACITY = 64
@@ -43,13 +44,13 @@ class NativeRuntime:
         self.dtype = dtype
         self.quantization = quantization
         self.weights: DecoderWeights[PackedWeight] | None = None
-        kinds = {layer.attention for layer in spec.layers}
-        backends = {kind: NativeAttentionBackend(kind, block_size, dtype) for kind in kinds}
-        self.attention = [backends[layer.attention] for layer in spec.layers]
+        self._kv_layout = KVLayout(spec)
+        self.kv_groups = self._kv_layout.kinds
+        self.attention = [NativeAttentionBackend(layer.attention, block_size, dtype) for layer in spec.layers]
         self.kv_caches: list[torch.Tensor] = []
         self._program: DecoderProgram | None = None
         self._head: HeadProgram | None = None
-        self._metadata: AttentionMetadata | None = None  # of the step that the program has entered
+        self._metadata: StepMetadata | None = None  # of the step that the program has entered
         self._query_metadata: AttentionMetadata | None = None
         self._picks: torch.Tensor | None = None  # which of the program's states were asked for, where it has more
         self._result = torch.empty(0)
@@ -109,13 +110,13 @@ class NativeRuntime:
         return cpu_memory.kv_budget(self.spec, self.dtype, utilization, max_num_tokens, max_num_reqs)
 
     def kv_block_bytes(self) -> int:
-        return sum(attention.bytes_per_block for attention in self.attention)
+        return self._kv_layout.block_bytes(self.attention)
 
     @torch.inference_mode()
     def allocate_kv(self, num_blocks: int) -> None:
         self.release_kv()
         with memory.separate():
-            self.kv_caches = [attention.allocate(num_blocks) for attention in self.attention]
+            self.kv_caches = self._kv_layout.allocate(self.attention, num_blocks)
 
     def release_kv(self) -> None:
         self._forget_programs()
@@ -127,12 +128,12 @@ class NativeRuntime:
     def forward(
         self,
         token_ids: torch.Tensor,
-        metadata: AttentionMetadata,
+        metadata: StepMetadata,
         output_rows: torch.Tensor | None = None,
         prompt_embeds: PromptEmbeds = (),
     ) -> torch.Tensor:
         program = self._program
-        if metadata is not self._metadata or program is None or metadata.max_seq_len > program.num_positions:
+        if metadata is not self._metadata or program is None or metadata[0].max_seq_len > program.num_positions:
             program = self._enter_step(token_ids, metadata, output_rows)
         if prompt_embeds:
             self._run_with(program, token_ids, prompt_embeds)
@@ -142,13 +143,14 @@ class NativeRuntime:
 
     @torch.inference_mode()
     def _enter_step(
-        self, token_ids: torch.Tensor, metadata: AttentionMetadata, output_rows: torch.Tensor | None
+        self, token_ids: torch.Tensor, metadata: StepMetadata, output_rows: torch.Tensor | None
     ) -> DecoderProgram:
-        program = self._program_for(metadata.num_tokens, metadata.max_seq_len)
-        queries, query_metadata = torch.arange(metadata.num_tokens), metadata
+        of_last_layer = metadata[self._kv_layout.group_of[-1]]
+        program = self._program_for(of_last_layer.num_tokens, of_last_layer.max_seq_len)
+        queries, query_metadata = torch.arange(of_last_layer.num_tokens), of_last_layer
         self._picks = None
         if output_rows is not None:
-            queries, query_metadata = _queries(output_rows, metadata)
+            queries, query_metadata = _queries(output_rows, of_last_layer)
             if not torch.equal(queries, output_rows):
                 self._picks = torch.searchsorted(queries, output_rows)
         program.enter_step(token_ids, metadata, queries, query_metadata)
@@ -165,7 +167,9 @@ class NativeRuntime:
             num_positions = max(_FIRST_POSITIONS, 1 << (num_positions - 1).bit_length())
             if program is not None:
                 capacity, num_positions = max(capacity, program.capacity), max(num_positions, program.num_positions)
-            program = DecoderProgram(self.weights, self.attention, self.kv_caches, capacity, num_positions)
+            program = DecoderProgram(
+                self.weights, self.attention, self.kv_caches, self._kv_layout.group_of, capacity, num_positions
+            )
             self._program = program
         return program
 

@@ -6,7 +6,7 @@ from functools import partial
 
 import torch
 
-from ..attention.interface import CPU, AttentionBackend, AttentionMetadata, KVCache
+from ..attention.interface import CPU, AttentionBackend, AttentionMetadata, KVCache, StepMetadata
 from ..attention.selection import get_attention_backend
 from ..kernels import memory
 from ..kernels.linear import loading_bytes
@@ -19,6 +19,7 @@ from ..models.tensor_source import TensorSource
 from ..models.weight_plan import MatrixPlan, WeightPlan, plan_weights
 from ..models.weights import DecoderWeights, LayerWeights, PromptEmbeds, load_weights
 from . import cpu_memory
+from .kv_layout import KVLayout
 
 Rotary = tuple[torch.Tensor, torch.Tensor] | None
 
@@ -39,9 +40,12 @@ class TorchRuntime:
         self.quantization = quantization
         self.device = device
         self.weights: DecoderWeights[Linear] | None = None
-        kinds = {layer.attention for layer in spec.layers}
-        backends = {kind: get_attention_backend(kind, block_size, dtype, device) for kind in kinds}
-        self.attention: list[AttentionBackend] = [backends[layer.attention] for layer in spec.layers]
+        self._kv_layout = KVLayout(spec)
+        self.kv_groups = self._kv_layout.kinds
+        kinds = [layer.attention for layer in spec.layers]
+        layers = list(zip(kinds, self._kv_layout.group_of, strict=True))
+        backends = {layer: get_attention_backend(layer[0], block_size, dtype, device) for layer in set(layers)}
+        self.attention: list[AttentionBackend] = [backends[layer] for layer in layers]
         self.kv_caches: list[KVCache] = []
         rotaries = {kind.rotary for kind in kinds if kind.rotary is not None}
         self._frequencies = {rotary: inverse_frequencies(rotary).to(device) for rotary in rotaries}
@@ -74,13 +78,13 @@ class TorchRuntime:
         return cpu_memory.kv_budget(self.spec, self.dtype, utilization, max_num_tokens, max_num_reqs)
 
     def kv_block_bytes(self) -> int:
-        return sum(attention.bytes_per_block for attention in self.attention)
+        return self._kv_layout.block_bytes(self.attention)
 
     @torch.inference_mode()
     def allocate_kv(self, num_blocks: int) -> None:
         self.kv_caches = []
         with memory.separate():
-            self.kv_caches = [attention.allocate(num_blocks) for attention in self.attention]
+            self.kv_caches = self._kv_layout.allocate(self.attention, num_blocks)
 
     def release_kv(self) -> None:
         self.kv_caches = []
@@ -89,16 +93,16 @@ class TorchRuntime:
     def forward(
         self,
         token_ids: torch.Tensor,
-        metadata: AttentionMetadata,
+        metadata: StepMetadata,
         output_rows: torch.Tensor | None = None,
         prompt_embeds: PromptEmbeds = (),
     ) -> torch.Tensor:
         weights = self.weights
         assert weights is not None, "the model is asleep"
-        metadata = self._on_device(metadata)
+        groups = [self._on_device(each) for each in metadata]
         hidden = weights.embed(token_ids.to(self.device), prompt_embeds)
         tables: dict[RotarySpec | None, Rotary] = {
-            rotary: rotary_tables(frequencies, metadata.positions, self.dtype)
+            rotary: rotary_tables(frequencies, groups[0].positions, self.dtype)
             for rotary, frequencies in self._frequencies.items()
         }
         last = len(weights.layers) - 1
@@ -106,7 +110,8 @@ class TorchRuntime:
         for index, layer in enumerate(weights.layers):
             normed = self._norm_after(update, hidden, layer.attention_norm)
             q, k, v = self._queries_keys_values(layer, normed, tables.get(layer.spec.attention.rotary))
-            attended = self.attention[index].forward(q, k, v, self.kv_caches[index], metadata)
+            group = groups[self._kv_layout.group_of[index]]
+            attended = self.attention[index].forward(q, k, v, self.kv_caches[index], group)
             update = attended.view(len(attended), -1)
             if index == last and output_rows is not None:
                 update, hidden = update[output_rows], hidden[output_rows]

@@ -5,7 +5,8 @@ from typing import Any, Protocol
 
 import torch
 
-from ..attention.interface import AttentionMetadata
+from ..attention.interface import StepMetadata
+from ..kv_cache.groups import LayerKind
 from ..models.spec import ModelSpec
 from ..models.tensor_source import TensorSource
 from ..models.weight_plan import WeightPlan
@@ -16,6 +17,7 @@ class Runtime(Protocol):
     """One model on one device. `weights` are None until they are loaded, and after they are unloaded."""
 
     spec: ModelSpec
+    kv_groups: tuple[LayerKind, ...]
     weights: DecoderWeights[Any] | None
 
     def plan(self, source: TensorSource) -> WeightPlan[Any]:
@@ -34,7 +36,7 @@ class Runtime(Protocol):
         """Bytes that the KV cache may take beside the loaded weights and a step of so many tokens and requests."""
 
     def kv_block_bytes(self) -> int:
-        """Bytes of one block over all layers."""
+        """Bytes of one block over the layers that share it."""
 
     def allocate_kv(self, num_blocks: int) -> None:
         """Zeros, in place of any cache before. Block 0 is the null block: read as padding, never written.
@@ -48,14 +50,15 @@ class Runtime(Protocol):
     def forward(
         self,
         token_ids: torch.Tensor,
-        metadata: AttentionMetadata,
+        metadata: StepMetadata,
         output_rows: torch.Tensor | None = None,
         prompt_embeds: PromptEmbeds = (),
     ) -> torch.Tensor:
         """Embeds the tokens, runs all layers and returns the hidden states before the final norm, on the device.
 
-        token_ids: [num_tokens] int64; output_rows: [n] int64, the tokens whose states are wanted, None for all. All
-        arguments are on the CPU. Returns [n or num_tokens, hidden_size], valid until the next call.
+        token_ids: [num_tokens] int64; metadata: one a KV group; output_rows: [n] int64, the tokens whose states are
+        wanted, None for all. All arguments are on the CPU. Returns [n or num_tokens, hidden_size], valid until the next
+        call.
 
         Called again with the same metadata object, it replays the step: all other arguments are the same objects too,
         and without `output_rows` their contents may have changed.

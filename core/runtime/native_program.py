@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..attention.interface import AttentionMetadata
+from ..attention.interface import AttentionMetadata, StepMetadata
 from ..attention.native import NativeAttentionBackend, fill_step
 from ..kernels import library, memory
 from ..kernels.linear import PANEL, PackedWeight, QuantizedRows
@@ -23,6 +23,7 @@ class Layer:
     weights: LayerWeights[PackedWeight]
     attention: NativeAttentionBackend
     kv_cache: torch.Tensor
+    step: library.Step
     cos_sin: torch.Tensor | None
 
 
@@ -46,6 +47,7 @@ class DecoderProgram:
         weights: DecoderWeights[PackedWeight],
         attention: Sequence[NativeAttentionBackend],
         kv_caches: Sequence[torch.Tensor],
+        group_of: Sequence[int],
         capacity: int,
         num_positions: int,
     ) -> None:
@@ -55,7 +57,8 @@ class DecoderProgram:
         self._block_size = attention[0].block_size
         self._num_tokens, self._num_rows = library.Int(), library.Int()
         self._tokens, self._rows = ctypes.addressof(self._num_tokens), ctypes.addressof(self._num_rows)
-        self._step, self._query_step = library.Step(), library.Step()
+        self._steps = [library.Step() for _ in range(max(group_of) + 1)]  # one a KV group
+        self._query_step = library.Step()
         self._query_rows = torch.empty(capacity, dtype=torch.int64)
 
         q_sizes = {layer.attention.q_size for layer in spec.layers}
@@ -82,8 +85,8 @@ class DecoderProgram:
             if rotary is not None
         }
         layers = [
-            Layer(layer, backend, kv_cache, tables.get(backend.spec.rotary))
-            for layer, backend, kv_cache in zip(weights.layers, attention, kv_caches, strict=True)
+            Layer(layer, backend, kv_cache, self._steps[group], tables.get(backend.spec.rotary))
+            for layer, backend, kv_cache, group in zip(weights.layers, attention, kv_caches, group_of, strict=True)
         ]
         self._recording = library.Recording(self._record(layers), keep_alive=(weights, layers))
 
@@ -93,20 +96,21 @@ class DecoderProgram:
     def enter_step(
         self,
         token_ids: torch.Tensor,
-        metadata: AttentionMetadata,
+        metadata: StepMetadata,
         queries: torch.Tensor,
         query_metadata: AttentionMetadata,
     ) -> None:
         """Points the recording at the step's tensors, which must outlive its runs.
 
-        queries: [n] int64, ascending, the tokens whose states are computed to the end; query_metadata: as `metadata`,
-        of a step of just those.
+        queries: [n] int64, ascending, the tokens whose states are computed to the end; query_metadata: the last layer's
+        metadata in a step of just those.
         """
         num_rows = queries.shape[0]
-        self._num_tokens.value, self._num_rows.value = metadata.num_tokens, num_rows
+        self._num_tokens.value, self._num_rows.value = metadata[0].num_tokens, num_rows
         self._query_rows[:num_rows] = queries
         self._embed.ids = token_ids.data_ptr()
-        fill_step(self._step, metadata, self._block_size)
+        for step, group in zip(self._steps, metadata, strict=True):
+            fill_step(step, group, self._block_size)
         fill_step(self._query_step, query_metadata, self._block_size)
 
     def run(self, embedded: torch.Tensor | None = None) -> None:
@@ -127,9 +131,9 @@ class DecoderProgram:
             chain += [
                 self._norm(tokens, update, self._hidden, weights.attention_norm, self._normed),
                 *self._product(weights.qkv, tokens, self._normed, self._qkv),
-                self._rotary(layer, tokens, self._step, layer.kv_cache),
+                self._rotary(layer, tokens, layer.step, layer.kv_cache),
             ]
-            operations += [*_in_row_blocks(tokens, chain), self._attend(layer, self._step)]
+            operations += [*_in_row_blocks(tokens, chain), self._attend(layer, layer.step)]
             chain, update = self._after_attention(weights, tokens, self._hidden)
         return operations + self._last_layer(layers[-1], chain, update)
 
@@ -140,7 +144,7 @@ class DecoderProgram:
         weights, tokens, rows = layer.weights, self._tokens, self._rows
         qkv, q_size = weights.qkv, weights.spec.attention.q_size
         first = q_size // PANEL * PANEL  # queries that share a panel with keys are computed here and again below
-        rotate_keys = self._rotary(layer, tokens, self._step, layer.kv_cache)
+        rotate_keys = self._rotary(layer, tokens, layer.step, layer.kv_cache)
         rotate_keys.qkv, rotate_keys.num_heads = self._qkv[:, q_size:].data_ptr(), 0
         keys_and_values = [
             self._norm(tokens, update, self._hidden, weights.attention_norm, self._normed),

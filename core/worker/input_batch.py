@@ -3,12 +3,12 @@
 The model runner owns it and asks it for each step's inputs."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
-from ..attention.interface import AttentionMetadata
+from ..attention.interface import AttentionMetadata, StepMetadata
 from ..scheduler.runner_messages import NewRequestData
 
 NO_DRAFTS: Mapping[int, Sequence[int]] = {}
@@ -18,11 +18,11 @@ NO_DRAFTS: Mapping[int, Sequence[int]] = {}
 class StepInputs:
     """One step, requests ordered as the model sees them: those with a single token first, then by row.
 
-    rows: [num_reqs] int64, batch rows; token_ids, positions, slot_mapping: [num_tokens] int64; seq_lens: [num_reqs]
-    int32; starts: [num_reqs + 1] int64, each request's first token. Of the requests all of whose tokens are computed
-    after this step: sampling_rows [n] int64; output_rows [n] int64, their last tokens; sampled [n] int64, what the
-    model runner sampled for them. A request with a draft has a line for each of its tokens. `metadata` and `input_ids`
-    are tensors over these arrays.
+    rows: [num_reqs] int64, batch rows; token_ids, positions: [num_tokens] int64; slot_mapping: [num_groups, num_tokens]
+    int64; seq_lens: [num_reqs] int32; starts: [num_reqs + 1] int64, each request's first token. Of the requests all of
+    whose tokens are computed after this step: sampling_rows [n] int64; output_rows [n] int64, their last tokens;
+    sampled [n] int64, what the model runner sampled for them. A request with a draft has a line for each of its tokens.
+    `metadata` and `input_ids` are tensors over these arrays.
     """
 
     rows: np.ndarray
@@ -33,7 +33,7 @@ class StepInputs:
     starts: np.ndarray
     sampling_rows: np.ndarray
     output_rows: np.ndarray
-    metadata: AttentionMetadata
+    metadata: StepMetadata
     input_ids: torch.Tensor
     sampled: np.ndarray
 
@@ -41,21 +41,22 @@ class StepInputs:
 class InputBatch:
     """A request keeps the row that the scheduler gave it until `remove`. Arrays are indexed by row:
 
-    token_ids [max_num_reqs, max_model_len + 1] int32; block_table [max_num_reqs, max_blocks] int32;
-    num_tokens (when it was added), num_prompt_tokens, num_computed, num_blocks [max_num_reqs] int64.
+    token_ids [max_num_reqs, max_model_len + 1] int32; num_tokens (when it was added), num_prompt_tokens, num_computed
+    [max_num_reqs] int64; by KV group before that: block_table [num_groups, max_num_reqs, max_blocks] int32, num_blocks
+    [num_groups, max_num_reqs] int64.
 
     While the batch is unchanged, decode steps update the arrays of the last step in place; what came of them is entered
     by row, in `token_ids` and `num_computed`, when anything else happens.
     """
 
-    def __init__(self, max_num_reqs: int, max_model_len: int, block_size: int) -> None:
+    def __init__(self, max_num_reqs: int, max_model_len: int, block_size: int, num_groups: int = 1) -> None:
         self.block_size = block_size
         self.token_ids = np.zeros((max_num_reqs, max_model_len + 1), dtype=np.int32)
-        self.block_table = np.zeros((max_num_reqs, -(-max_model_len // block_size)), dtype=np.int32)
+        self.block_table = np.zeros((num_groups, max_num_reqs, -(-max_model_len // block_size)), dtype=np.int32)
         self.num_tokens = np.zeros(max_num_reqs, dtype=np.int64)
         self.num_prompt_tokens = np.zeros(max_num_reqs, dtype=np.int64)
         self.num_computed = np.zeros(max_num_reqs, dtype=np.int64)
-        self.num_blocks = np.zeros(max_num_reqs, dtype=np.int64)
+        self.num_blocks = np.zeros((num_groups, max_num_reqs), dtype=np.int64)
         self.prompt_embeds: dict[int, torch.Tensor] = {}  # [num_prompt_tokens, hidden_size], by row
         self.prompt_logprobs: dict[int, int] = {}  # k, by row
         self._step_blocks = np.zeros_like(self.block_table)  # the step's rows of the block table, side by side
@@ -70,9 +71,9 @@ class InputBatch:
         self.num_tokens[row] = len(request.token_ids)
         self.num_prompt_tokens[row] = request.num_prompt_tokens
         self.num_computed[row] = request.num_computed_tokens
-        self.num_blocks[row] = 0
-        self.block_table[row] = 0
-        self.append_blocks(row, request.block_ids[0])
+        self.num_blocks[:, row] = 0
+        self.block_table[:, row] = 0
+        self.append_blocks(row, request.block_ids)
         if request.prompt_embeds is not None:
             self.prompt_embeds[row] = torch.from_numpy(np.array(request.prompt_embeds))
         if request.sampling_params.prompt_logprobs is not None:
@@ -84,10 +85,12 @@ class InputBatch:
         self.prompt_embeds.pop(row, None)
         self.prompt_logprobs.pop(row, None)
 
-    def append_blocks(self, row: int, block_ids: Sequence[int]) -> None:
-        start = self.num_blocks[row]
-        self.block_table[row, start : start + len(block_ids)] = block_ids
-        self.num_blocks[row] += len(block_ids)
+    def append_blocks(self, row: int, block_ids: Sequence[Sequence[int]]) -> None:
+        """block_ids: by KV group. Blocks that were given back keep their entries, which are not read any more."""
+        for group, new_ids in enumerate(block_ids):
+            start = self.num_blocks[group, row]
+            self.block_table[group, row, start : start + len(new_ids)] = new_ids
+            self.num_blocks[group, row] += len(new_ids)
 
     def prepare(
         self, rows: np.ndarray, lengths: np.ndarray, drafts: Mapping[int, Sequence[int]] = NO_DRAFTS
@@ -120,7 +123,7 @@ class InputBatch:
         num_tokens = int(starts[-1])
         token_rows = np.repeat(rows, lengths)
         positions = np.arange(num_tokens) + np.repeat(computed - starts[:-1], lengths)
-        slot_mapping = np.empty_like(positions)
+        slot_mapping = np.empty((len(self.block_table), num_tokens), dtype=np.int64)
         token_ids = self.token_ids[token_rows, positions].astype(np.int64)
         sampling = np.flatnonzero(seq_lens >= self.num_tokens[rows])
         output_rows = starts[1:][sampling] - 1
@@ -130,17 +133,21 @@ class InputBatch:
                 [np.arange(at - n, at + 1) for at, n in zip(output_rows, drafted, strict=True)]
             )
             sampling = np.repeat(sampling, np.add(drafted, 1))
-        metadata = AttentionMetadata(
+        first_group = AttentionMetadata(
             query_start_loc=torch.from_numpy(starts.astype(np.int32)),
             seq_lens=torch.from_numpy(seq_lens),
-            block_table=torch.from_numpy(self._step_blocks[:num_reqs]),
-            slot_mapping=torch.from_numpy(slot_mapping),
+            block_table=torch.from_numpy(self._step_blocks[0, :num_reqs]),
+            slot_mapping=torch.from_numpy(slot_mapping[0]),
             positions=torch.from_numpy(positions),
             max_query_len=int(lengths.max()),
             max_seq_len=int(seq_lens.max()),
             num_reqs=num_reqs,
             num_tokens=num_tokens,
             num_decodes=int((lengths == 1).sum()),
+        )
+        others = (
+            replace(first_group, block_table=torch.from_numpy(blocks[:num_reqs]), slot_mapping=torch.from_numpy(slots))
+            for blocks, slots in zip(self._step_blocks[1:], slot_mapping[1:], strict=True)
         )
         step = StepInputs(
             rows=rows,
@@ -151,7 +158,7 @@ class InputBatch:
             starts=starts,
             sampling_rows=rows[sampling],
             output_rows=output_rows,
-            metadata=metadata,
+            metadata=(first_group, *others),
             input_ids=torch.from_numpy(token_ids),
             sampled=np.zeros(len(sampling), dtype=np.int64),
         )
@@ -162,7 +169,8 @@ class InputBatch:
         step.token_ids[:] = step.sampled
         step.positions += 1
         step.seq_lens += 1
-        step.metadata.max_seq_len += 1
+        for group in step.metadata:
+            group.max_seq_len += 1
         self._steps_in_blocks -= 1
         if self._steps_in_blocks:
             step.slot_mapping += 1
@@ -172,11 +180,11 @@ class InputBatch:
     def _find_blocks(self, step: StepInputs, token_rows: np.ndarray) -> None:
         """token_rows: [num_tokens] int64."""
         blocks, offsets = np.divmod(step.positions, self.block_size)
-        step.slot_mapping[:] = self.block_table[token_rows, blocks]
+        step.slot_mapping[:] = self.block_table[:, token_rows, blocks]
         step.slot_mapping *= self.block_size
         step.slot_mapping += offsets
-        used = -(-step.metadata.max_seq_len // self.block_size)
-        self._step_blocks[: len(step.rows), :used] = self.block_table[step.rows, :used]
+        used = -(-step.metadata[0].max_seq_len // self.block_size)
+        self._step_blocks[:, : len(step.rows), :used] = self.block_table[:, step.rows, :used]
         self._steps_in_blocks = self.block_size - int(offsets.max())
 
     def enter_drafted(self, step: StepInputs, lines: np.ndarray) -> None:

@@ -26,7 +26,9 @@ class ModelRunner:
         model_config, scheduler_config = vllm_config.model_config, vllm_config.scheduler_config
         block_size = vllm_config.cache_config.block_size
         self.runtime = runtime
-        self.batch = InputBatch(scheduler_config.max_num_seqs, model_config.max_model_len, block_size)
+        self.batch = InputBatch(
+            scheduler_config.max_num_seqs, model_config.max_model_len, block_size, len(runtime.kv_groups)
+        )
         self.sampling = SamplingBatch(vllm_config, scheduler_config.max_num_seqs)
         self.sampler = Sampler(self.sampling, model_config.logprobs_mode)
 
@@ -57,7 +59,7 @@ class ModelRunner:
             self.batch.remove(row)
             self.sampling.remove(row)
         for row, block_ids in scheduler_output.new_block_ids.items():
-            self.batch.append_blocks(row, block_ids[0])
+            self.batch.append_blocks(row, block_ids)
         failed: dict[int, str] = {}
         for request in scheduler_output.scheduled_new_reqs:
             embeds = request.prompt_embeds
@@ -79,7 +81,7 @@ class ModelRunner:
         output_rows = inputs.output_rows
         if spans:
             output_rows = np.concatenate((output_rows, *(np.arange(span.start, span.end) for span in spans)))
-        everything = len(output_rows) == inputs.metadata.num_tokens and not spans
+        everything = len(output_rows) == len(inputs.token_ids) and not spans
         hidden = self.runtime.forward(
             inputs.input_ids,
             inputs.metadata,

@@ -12,7 +12,7 @@ from ...protocol import envs
 from ...protocol.config import VllmConfig
 from ...protocol.param_checks import reject
 from ...protocol.pausing import SLEEP_LEVELS
-from ..kv_cache.groups import FullAttention, LayerKind
+from ..kv_cache.groups import LayerKind
 from ..models.loader import open_checkpoint
 from ..models.registry import resolve_model_spec
 from ..models.weights import DecoderWeights
@@ -81,7 +81,7 @@ class Worker:
         return self.runtime.kv_block_bytes()
 
     def kv_groups(self) -> tuple[LayerKind, ...]:
-        return (FullAttention(),)
+        return self.runtime.kv_groups
 
     def initialize_kv_cache(self, num_blocks: int) -> None:
         """Raises ValueError where the system refuses the memory."""

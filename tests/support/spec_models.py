@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from corespan.core.attention.interface import AttentionMetadata
+from corespan.core.attention.interface import AttentionMetadata, StepMetadata
 from corespan.core.models.spec import ModelSpec
 from corespan.core.models.tensor_names import expected_tensors
 from corespan.core.models.tensor_source import ALL_ROWS, TensorSource
@@ -48,25 +48,31 @@ def logits_of(runtime: Runtime, token_ids: Sequence[int], chunks: Sequence[int])
     found, first = [], 0
     for chunk in chunks:
         ids = torch.tensor(token_ids[first : first + chunk])
-        hidden = runtime.forward(ids, metadata_of_one(first, chunk))
+        hidden = runtime.forward(ids, metadata_of_one(first, chunk, len(runtime.kv_groups)))
         found.append(runtime.logits(hidden).clone())
         first += chunk
     return torch.cat(found)
 
 
-def metadata_of_one(first: int, count: int) -> AttentionMetadata:
-    """A step of one request, whose blocks lie in order behind the null block."""
+def metadata_of_one(first: int, count: int, num_groups: int = 1) -> StepMetadata:
+    """A step of one request, whose blocks lie in order behind the null block, those of the KV groups by turns."""
     end = first + count
     positions = torch.arange(first, end)
-    return AttentionMetadata(
-        query_start_loc=torch.tensor([0, count], dtype=torch.int32),
-        seq_lens=torch.tensor([end], dtype=torch.int32),
-        block_table=torch.arange(1, -(-end // BLOCK_SIZE) + 1, dtype=torch.int32)[None],
-        slot_mapping=positions + BLOCK_SIZE,
-        positions=positions,
-        max_query_len=count,
-        max_seq_len=end,
-        num_reqs=1,
-        num_tokens=count,
-        num_decodes=int(count == 1),
+    tables = [
+        torch.arange(-(-end // BLOCK_SIZE), dtype=torch.int32) * num_groups + group + 1 for group in range(num_groups)
+    ]
+    return tuple(
+        AttentionMetadata(
+            query_start_loc=torch.tensor([0, count], dtype=torch.int32),
+            seq_lens=torch.tensor([end], dtype=torch.int32),
+            block_table=table[None],
+            slot_mapping=table[positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE,
+            positions=positions,
+            max_query_len=count,
+            max_seq_len=end,
+            num_reqs=1,
+            num_tokens=count,
+            num_decodes=int(count == 1),
+        )
+        for table in tables
     )

@@ -42,7 +42,7 @@ class DrivenRequest:
     token_ids: list[int]
     num_prompt_tokens: int
     params: SamplingParams
-    block_ids: list[int]
+    block_ids: list[list[int]]  # by KV group
     computed: int = 0
     entered: bool = False
     prompt_embeds: np.ndarray | None = None
@@ -71,6 +71,7 @@ class StepDriver:
         self.worker = worker
         worker.initialize_kv_cache(num_blocks)
         self.block_size = worker.vllm_config.cache_config.block_size
+        self.num_groups = len(worker.kv_groups())
         self.next_block = 1
         self.requests: dict[str, DrivenRequest] = {}
         self._removed_rows: list[int] = []
@@ -86,14 +87,15 @@ class StepDriver:
         prompt_embeds: np.ndarray | None = None,
     ) -> None:
         """`shared_with`: begin with that request's first `num_shared_blocks` blocks, as after a prefix-cache hit."""
-        block_ids = self.requests[shared_with].block_ids[:num_shared_blocks] if shared_with else []
+        source = self.requests[shared_with].block_ids if shared_with else [[]] * self.num_groups
+        block_ids = [ids[:num_shared_blocks] for ids in source]
         taken = {request.row for request in self.requests.values()}
         self.requests[req_id] = DrivenRequest(
             next(row for row in itertools.count() if row not in taken),
             list(prompt),
             len(prompt),
             params or SamplingParams(temperature=0, max_tokens=1000),
-            list(block_ids),
+            block_ids,
             num_shared_blocks * self.block_size,
             prompt_embeds=prompt_embeds,
         )
@@ -114,7 +116,7 @@ class StepDriver:
             request = self.requests[req_id]
             fresh = self._grow(request, request.computed + count)
             if request.entered:
-                new_block_ids[request.row] = [fresh]
+                new_block_ids[request.row] = fresh
             else:
                 new.append(self._new_request_data(request))
                 request.entered = True
@@ -159,19 +161,24 @@ class StepDriver:
                 return
             self.step(chunks)
 
-    def _grow(self, request: DrivenRequest, num_tokens: int) -> list[int]:
-        missing = -(-num_tokens // self.block_size) - len(request.block_ids)
-        fresh = self.take_blocks(max(0, missing))
-        request.block_ids += fresh
+    def _grow(self, request: DrivenRequest, num_tokens: int) -> list[list[int]]:
+        return self.give_blocks(request, -(-num_tokens // self.block_size) - len(request.block_ids[0]))
+
+    def give_blocks(self, request: DrivenRequest, count: int) -> list[list[int]]:
+        """New blocks for the request, so many in each KV group."""
+        fresh = [self.take_blocks(count) for _ in range(self.num_groups)]
+        for known, new in zip(request.block_ids, fresh, strict=True):
+            known += new
         return fresh
 
     def take_blocks(self, count: int) -> list[int]:
-        self.next_block += count
-        return list(range(self.next_block - count, self.next_block))
+        first = self.next_block
+        self.next_block += max(0, count)
+        return list(range(first, self.next_block))
 
     def _new_request_data(self, request: DrivenRequest) -> NewRequestData:
         return NewRequestData(
             request.row, request.token_ids, request.num_prompt_tokens, resolved(request.params), 0,
-            [request.block_ids],
+            request.block_ids,
             request.computed, request.prompt_embeds,
         )  # fmt: skip

@@ -242,15 +242,20 @@ def test_no_prefix_loses_its_free_blocks_to_the_new_blocks_of_another_group() ->
 
 def test_layers_are_grouped_so_that_little_of_a_block_is_unused() -> None:
     full, sliding, other = FullAttention(), SlidingWindow(512), SlidingWindow(64)
-    gemma = [sliding if (layer + 1) % 6 else full for layer in range(18)]
-    groups = group_layers(gemma)
-    assert [len(group.layers) for group in groups] == [3] * 6
-    assert sorted(layer for group in groups for layer in group.layers) == list(range(18))
-    assert all(gemma[layer] == group.kind for group in groups for layer in group.layers)
-    assert [len(group.layers) for group in group_layers([sliding] * 22 + [full] * 4)] == [4, 4, 4, 4, 4, 2, 4]
-    assert [len(group.layers) for group in group_layers([sliding] * 13 + [full] * 12)] == [13, 12]
-    assert [len(group.layers) for group in group_layers([full] * 30)] == [30]
-    assert [len(group.layers) for group in group_layers([sliding, other, sliding, full])] == [1, 1, 1, 1]
+    gemma: list[LayerKind] = [sliding if (layer + 1) % 6 else full for layer in range(18)]
+    groups = group_layers([(kind, "shape") for kind in gemma])
+    assert sorted(layer for _, layers in groups for layer in layers) == list(range(18))
+    assert all(gemma[layer] == kind for kind, layers in groups for layer in layers)
+
+    def sizes(kinds: list[LayerKind]) -> list[int]:
+        return [len(layers) for _, layers in group_layers([(kind, "shape") for kind in kinds])]
+
+    assert sizes(gemma) == [3] * 6
+    assert sizes([sliding] * 22 + [full] * 4) == [4, 4, 4, 4, 4, 2, 4]
+    assert sizes([sliding] * 13 + [full] * 12) == [13, 12]
+    assert sizes([full] * 30) == [30]
+    assert sizes([sliding, other, sliding, full]) == [1, 1, 1, 1]
+    assert group_layers([(full, 1), (full, 2), (full, 1)]) == [(full, [0]), (full, [2]), (full, [1])]
 
 
 def test_the_longest_request_is_counted_over_all_groups() -> None:

@@ -70,7 +70,8 @@ def engine_logits(
     """Logits of every position from `computed` on, computed chunk by chunk."""
     batch, runtime = family.worker.model_runner.batch, family.worker.runtime
     params = ResolvedSampling(temperature=0.0)
-    batch.add(NewRequestData(0, token_ids, len(token_ids), params, 0, [block_ids], computed))
+    by_group = [[block_id + 15 * group for block_id in block_ids] for group in range(len(runtime.kv_groups))]
+    batch.add(NewRequestData(0, token_ids, len(token_ids), params, 0, by_group, computed))
     logits = []
     for chunk in chunks:
         inputs = batch.prepare(np.array([0]), np.array([chunk]))
@@ -91,14 +92,14 @@ def assert_greedy(family: Family, driver: StepDriver) -> None:
 @pytest.mark.parametrize("chunks", [[70], [1, 15, 16, 17, 21], [1] * 70], ids=["whole", "chunked", "token_by_token"])
 def test_logits_equal_transformers_however_the_prompt_is_cut(family: Family, chunks: list[int]) -> None:
     prompt = family.prompts[-1]
-    family.worker.initialize_kv_cache(16)
+    family.worker.initialize_kv_cache(46)
     logits = engine_logits(family, prompt, chunks, block_ids=[3, 9, 1, 14, 7])
     torch.testing.assert_close(logits, reference_logits(family, prompt), atol=1e-4, rtol=0)
 
 
 def test_logits_behind_a_prefix_hit_equal_transformers(family: Family) -> None:
     prompt = family.prompts[-1]
-    family.worker.initialize_kv_cache(16)
+    family.worker.initialize_kv_cache(46)
     engine_logits(family, prompt[:48] + [5, 6, 7], [51], block_ids=[2, 11, 4, 5])
     logits = engine_logits(family, prompt, [22], block_ids=[2, 11, 4, 6, 7], computed=48)
     torch.testing.assert_close(logits, reference_logits(family, prompt)[48:], atol=1e-4, rtol=0)
@@ -125,7 +126,7 @@ def test_greedy_tokens_behind_prefix_hits_equal_transformers(family: Family) -> 
     driver.step({"first": 50})
     driver.add("later", prompt[:32] + [9, 8, 7], shared_with="first", num_shared_blocks=2)
     driver.add("source", family.prompts[3])
-    driver.requests["source"].block_ids += driver.take_blocks(3)
+    driver.give_blocks(driver.requests["source"], 3)
     driver.add("same_step", family.prompts[3][:32] + [1], shared_with="source", num_shared_blocks=2)
     driver.run(NEW_TOKENS)
     assert_greedy(family, driver)

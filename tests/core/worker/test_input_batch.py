@@ -2,6 +2,7 @@
 
 import dataclasses
 from copy import deepcopy
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +20,7 @@ class Batch:
     """An `InputBatch` under requests whose tokens are random. `anew`: it puts every step together from the start."""
 
     def __init__(self, anew: bool) -> None:
-        self.batch = InputBatch(NUM_ROWS, MAX_MODEL_LEN, BLOCK_SIZE)
+        self.batch = InputBatch(NUM_ROWS, MAX_MODEL_LEN, BLOCK_SIZE, num_groups=2)
         self.anew = anew
         self.num_blocks = 0
         self.computed: dict[int, int] = {}
@@ -27,7 +28,7 @@ class Batch:
 
     def add(self, row: int, token_ids: list[int]) -> None:
         self.computed[row] = self.blocks[row] = 0
-        self.batch.add(NewRequestData(row, token_ids, len(token_ids), ResolvedSampling(), 0, [[]], 0))
+        self.batch.add(NewRequestData(row, token_ids, len(token_ids), ResolvedSampling(), 0, [[], []], 0))
 
     def remove(self, row: int) -> None:
         del self.computed[row]
@@ -40,25 +41,26 @@ class Batch:
             while self.blocks[row] * BLOCK_SIZE < self.computed[row]:
                 self.num_blocks += 1
                 self.blocks[row] += 1
-                self.batch.append_blocks(row, [self.num_blocks])
+                self.batch.append_blocks(row, [[self.num_blocks], [self.num_blocks + 1000]])
         if self.anew:  # a request that comes and goes ends whatever went on
             self.add(NUM_ROWS - 1, [1])
             self.remove(NUM_ROWS - 1)
         inputs = self.batch.prepare(np.array(list(chunks)), np.array(list(chunks.values())))
         inputs.sampled = np.full(len(inputs.sampling_rows), sampled)
         copy = deepcopy(inputs)
-        used = -(-copy.metadata.max_seq_len // BLOCK_SIZE)
-        copy.metadata.block_table = copy.metadata.block_table[:, :used]
+        for group in copy.metadata:
+            group.block_table = group.block_table[:, : -(-group.max_seq_len // BLOCK_SIZE)]
         return copy
 
 
 def assert_equal(found: StepInputs, expected: StepInputs) -> None:
-    for one, other in ((found, expected), (found.metadata, expected.metadata)):
+    pairs: list[tuple[Any, Any]] = [(found, expected), *zip(found.metadata, expected.metadata, strict=True)]
+    for one, other in pairs:
         for field in dataclasses.fields(one):
             value, wanted = getattr(one, field.name), getattr(other, field.name)
             if isinstance(value, (np.ndarray, torch.Tensor)):
                 np.testing.assert_array_equal(value, wanted, err_msg=field.name)
-            elif not dataclasses.is_dataclass(value):
+            elif field.name != "metadata":
                 assert value == wanted, field.name
 
 
@@ -104,4 +106,16 @@ def test_a_row_taken_again_names_no_block_of_its_former_request() -> None:
     batch.add(NewRequestData(0, [1], 1, ResolvedSampling(), 0, [[5]], 0))
     batch.add(NewRequestData(1, [1] * 12, 12, ResolvedSampling(), 0, [[1, 2, 3]], 0))
     inputs = batch.prepare(np.array([0, 1]), np.array([1, 12]))
-    assert inputs.metadata.block_table[:, :3].tolist() == [[5, 0, 0], [1, 2, 3]]
+    (metadata,) = inputs.metadata
+    assert metadata.block_table[:, :3].tolist() == [[5, 0, 0], [1, 2, 3]]
+
+
+def test_each_group_has_its_own_blocks_and_slots() -> None:
+    batch = InputBatch(2, MAX_MODEL_LEN, BLOCK_SIZE, num_groups=2)
+    batch.add(NewRequestData(0, [1] * 10, 10, ResolvedSampling(), 0, [[1, 2, 3], [0, 4]], 6))
+    batch.append_blocks(0, [[], [5]])
+    first, second = batch.prepare(np.array([0]), np.array([4])).metadata
+    assert first.block_table[:, :3].tolist() == [[1, 2, 3]] and second.block_table[:, :3].tolist() == [[0, 4, 5]]
+    assert first.slot_mapping.tolist() == [10, 11, 12, 13]
+    assert second.slot_mapping.tolist() == [18, 19, 20, 21]
+    assert first.positions is second.positions
