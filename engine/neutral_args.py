@@ -150,7 +150,7 @@ class NeutralArgs:
     preemption_mode: object = _former(None, "recompute", because="what is preempted is computed again")
     use_v2_block_manager: object = _former(True, because=_OWN_SCHEDULER)
     disable_chunked_mm_input: object = _only(False, True, because=_TEXT_ONLY)
-    disable_hybrid_kv_cache_manager: object = _only(None, False, True, because="every layer attends to everything")
+    disable_hybrid_kv_cache_manager: object = _only(None, False, True, because="windows always give their blocks back")
     scheduler_reserve_full_isl: object = _only(True, because=_OWN_SCHEDULER)
     watermark: object = _only(0.0, because=_OWN_SCHEDULER)
     prefill_schedule_interval: object = _only(1, because=_OWN_SCHEDULER)
