@@ -92,14 +92,14 @@ def assert_greedy(family: Family, driver: StepDriver) -> None:
 @pytest.mark.parametrize("chunks", [[70], [1, 15, 16, 17, 21], [1] * 70], ids=["whole", "chunked", "token_by_token"])
 def test_logits_equal_transformers_however_the_prompt_is_cut(family: Family, chunks: list[int]) -> None:
     prompt = family.prompts[-1]
-    family.worker.initialize_kv_cache(46)
+    family.worker.initialize_kv_cache(1 + 15 * len(family.worker.kv_groups()))
     logits = engine_logits(family, prompt, chunks, block_ids=[3, 9, 1, 14, 7])
     torch.testing.assert_close(logits, reference_logits(family, prompt), atol=1e-4, rtol=0)
 
 
 def test_logits_behind_a_prefix_hit_equal_transformers(family: Family) -> None:
     prompt = family.prompts[-1]
-    family.worker.initialize_kv_cache(46)
+    family.worker.initialize_kv_cache(1 + 15 * len(family.worker.kv_groups()))
     engine_logits(family, prompt[:48] + [5, 6, 7], [51], block_ids=[2, 11, 4, 5])
     logits = engine_logits(family, prompt, [22], block_ids=[2, 11, 4, 6, 7], computed=48)
     torch.testing.assert_close(logits, reference_logits(family, prompt)[48:], atol=1e-4, rtol=0)

@@ -101,12 +101,13 @@ def test_native_logits_are_the_same_bits_alone(native: Worker, prompts: list[lis
 )
 @torch.inference_mode()
 def test_states_of_some_tokens_are_the_same_bits_as_those_of_all(native: Worker, rows: list[int]) -> None:
-    native.initialize_kv_cache(32)
+    native.initialize_kv_cache(40)
     runner, runtime, lengths = native.model_runner, native.runtime, [1, 1, 20, 33]
     tokens = np.random.default_rng(7).integers(0, 320, 33).tolist()
     for index, length in enumerate(lengths):
-        blocks = [1 + 3 * index, 2 + 3 * index, 3 + 3 * index]
-        runner.batch.add(NewRequestData(index, tokens[:length], length, ResolvedSampling(), 0, [blocks], 0))
+        first_blocks = range(1 + 3 * index, 40, 12)[: len(runtime.kv_groups)]
+        blocks = [list(range(first, first + 3)) for first in first_blocks]
+        runner.batch.add(NewRequestData(index, tokens[:length], length, ResolvedSampling(), 0, blocks, 0))
     inputs = runner.batch.prepare(np.arange(4), np.array(lengths))
 
     def states(output_rows: torch.Tensor | None) -> torch.Tensor:
