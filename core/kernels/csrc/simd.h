@@ -114,8 +114,13 @@ INLINE Vec load(const float* from) {
 
 INLINE Vec load(const bf16* from) {
     Vec r;
-#if LANES_16  // GCC makes five instructions of the general form
+#if LANES_16  // GCC makes five instructions a part of the general form
     r.part[0] = (vfloat)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)from)), 16);
+#elif defined(ISA_AVX2)
+    EACH_PART {
+        const __m128i half = _mm_loadu_si128((const __m128i*)(from + i * LANES));
+        r.part[i] = (vfloat)_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16);
+    }
 #else
     EACH_PART {
         vhalf half;
@@ -133,13 +138,21 @@ INLINE void store(bf16* to, Vec x) {
     __m256bh half = _mm512_cvtneps_pbh((__m512)x.part[0]);
     memcpy(to, &half, 32);
 #else
+    vword halves[PARTS];
     EACH_PART {
-        vword bits = (vword)x.part[i];
-        vword rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-        vword nan = (vword)(x.part[i] != x.part[i]);
-        vhalf half = __builtin_convertvector((rounded & ~nan) | (0x7fc0 & nan), vhalf);
+        const vword bits = (vword)x.part[i], rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+        const vint nan = x.part[i] != x.part[i];
+        halves[i] = nan ? vword{} + 0x7fc0 : rounded;
+    }
+#if defined(ISA_AVX2)  // GCC packs each part by itself
+    const __m256i packed = _mm256_packus_epi32((__m256i)halves[0], (__m256i)halves[1]);
+    _mm256_storeu_si256((__m256i*)to, _mm256_permute4x64_epi64(packed, 0xd8));
+#else
+    EACH_PART {
+        const vhalf half = __builtin_convertvector(halves[i], vhalf);
         memcpy(to + i * LANES, &half, sizeof half);
     }
+#endif
 #endif
 }
 
