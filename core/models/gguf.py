@@ -30,7 +30,8 @@ _LAYER_PARTS = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-_GEMMA3_LAYER_PARTS = _LAYER_PARTS | {
+_GEMMA = ("gemma2", "gemma3")
+_GEMMA_LAYER_PARTS = _LAYER_PARTS | {
     "post_attention_norm": "post_attention_layernorm",
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
@@ -128,14 +129,14 @@ def _mapped(path: str) -> torch.Tensor:
 
 def _tensors(header: GGUFHeader) -> dict[str, GGUFTensor]:
     """The tensors of the file by Hugging Face name (those without one keep their own)."""
-    is_gemma3 = header.metadata.get("general.architecture") == "gemma3"
-    layer_parts = _GEMMA3_LAYER_PARTS if is_gemma3 else _LAYER_PARTS
+    is_gemma = header.metadata.get("general.architecture") in _GEMMA
+    layer_parts = _GEMMA_LAYER_PARTS if is_gemma else _LAYER_PARTS
     return {
         _hugging_face_name(name, layer_parts): GGUFTensor(
             place,
             _quant_type(place, name),
             _interleaved_heads(name, header.metadata),
-            offset=1.0 if is_gemma3 and name.endswith("norm.weight") else 0.0,
+            offset=1.0 if is_gemma and name.endswith("norm.weight") else 0.0,
         )
         for name, place in header.tensors.items()
     }

@@ -16,8 +16,11 @@ _ARCHITECTURES = {
     "mistral": ("mistral", "MistralForCausalLM"),
     "qwen2": ("qwen2", "Qwen2ForCausalLM"),
     "qwen3": ("qwen3", "Qwen3ForCausalLM"),
+    "gemma2": ("gemma2", "Gemma2ForCausalLM"),
     "gemma3": ("gemma3_text", "Gemma3ForCausalLM"),
 }
+_GEMMA = {"gemma2": (2, 46), "gemma3": (6, 62)}
+"""Of how many layers the last sees everything, and how many layers the 27B model has."""
 
 
 def read_metadata(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -89,7 +92,7 @@ def hf_config_from_gguf(metadata: dict[str, Any]) -> dict[str, Any]:
     }
     window = figures.get("attention.sliding_window", None)
     config["sliding_window"] = None if window is None else figures.whole("attention.sliding_window")
-    config |= _gemma3_figures(figures, config) if architecture == "gemma3" else {"hidden_act": "silu"}
+    config |= _gemma_figures(figures, config) if architecture in _GEMMA else {"hidden_act": "silu"}
     for name in ("bos", "eos"):
         if (token_id := metadata.get(f"tokenizer.ggml.{name}_token_id")) is not None:
             config[f"{name}_token_id"] = token_id
@@ -122,33 +125,34 @@ def _check_supported(figures: Figures, head_dim: int) -> None:
             raise ValueError(f"{figures.architecture}.{name} is {given!r}; only {value!r} is supported for this model")
 
 
-_GEMMA3_27B_LAYERS = 62
-
-
-def _gemma3_figures(figures: Figures, config: dict[str, Any]) -> dict[str, Any]:
-    """What llama.cpp knows of Gemma 3 beyond the file: the pattern of windows and the rotary base of layers that have
-    one, where the file does not state them, and that the 27B model alone scales scores by another size than a head's.
+def _gemma_figures(figures: Figures, config: dict[str, Any]) -> dict[str, Any]:
+    """What llama.cpp knows of Gemma 2 and 3 beyond the file: the pattern of windows and the rotary base of layers that
+    have one, where the file does not state them, and that the 27B models scale scores by another size than a head's.
     """
-    num_layers, window = config["num_hidden_layers"], config["sliding_window"]
-    by_layer = figures.metadata.get("gemma3.attention.sliding_window_pattern")
+    num_layers, heads, window = (
+        config[name] for name in ("num_hidden_layers", "num_attention_heads", "sliding_window")
+    )
+    period, layers_of_27b = _GEMMA[figures.architecture]
+    key = f"{figures.architecture}.attention.sliding_window_pattern"
+    by_layer = figures.metadata.get(key)
     if not isinstance(by_layer, list):
-        period = figures.whole("attention.sliding_window_pattern", 6)
+        period = figures.whole("attention.sliding_window_pattern", period)
         by_layer = [bool(period and (layer + 1) % period) for layer in range(num_layers)]
     if len(by_layer) != num_layers:
-        raise ValueError(f"gemma3.attention.sliding_window_pattern has {len(by_layer)} entries for {num_layers} layers")
-    full = {"rope_type": "default", "rope_theta": config.pop("rope_theta"), **(config.pop("rope_scaling") or {})}
-    sliding = {"rope_type": "default", "rope_theta": figures.number("rope.freq_base_swa", 10000.0)}
-    is_27b = num_layers == _GEMMA3_27B_LAYERS
-    return {
+        raise ValueError(f"{key} has {len(by_layer)} entries for {num_layers} layers")
+    known: dict[str, Any] = {
         "hidden_activation": "gelu_pytorch_tanh",
         "layer_types": ["sliding_attention" if window and slides else "full_attention" for slides in by_layer],
-        "rope_parameters": {"full_attention": full, "sliding_attention": sliding},
-        "query_pre_attn_scalar": config["hidden_size"] // config["num_attention_heads"]
-        if is_27b
-        else config["head_dim"],
-        "attn_logit_softcapping": figures.get("attn_logit_softcapping", None),
-        "final_logit_softcapping": figures.get("final_logit_softcapping", None),
+        "query_pre_attn_scalar": config["hidden_size"] // heads if num_layers == layers_of_27b else config["head_dim"],
     }
+    for name in ("attn_logit_softcapping", "final_logit_softcapping"):
+        if figures.get(name, None) is not None:
+            known[name] = figures.number(name)
+    if figures.architecture == "gemma3":
+        full = {"rope_type": "default", "rope_theta": config.pop("rope_theta"), **(config.pop("rope_scaling") or {})}
+        sliding = {"rope_type": "default", "rope_theta": figures.number("rope.freq_base_swa", 10000.0)}
+        known["rope_parameters"] = {"full_attention": full, "sliding_attention": sliding}
+    return known
 
 
 def _vocab_size(metadata: dict[str, Any], architecture: str) -> int:

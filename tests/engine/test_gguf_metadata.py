@@ -254,7 +254,7 @@ def test_every_end_token_reaches_the_generation_config(tmp_path: Path) -> None:
 
 
 def test_an_unknown_architecture_is_refused_by_name(tmp_path: Path) -> None:
-    for architecture in ("mamba", "gemma", "gemma2", "gemma3n"):
+    for architecture in ("mamba", "gemma", "gemma3n", "gemma4"):
         path = write_gguf(tmp_path / "tiny.gguf", architecture, {}, EMBEDDING)
         with pytest.raises(ValueError, match=f"'{architecture}' is not supported; supported: .*'gemma3'"):
             hf_config_from_gguf(read_metadata(path))

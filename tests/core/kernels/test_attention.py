@@ -43,10 +43,10 @@ class Case:
     """A batch whose earlier context is already in both backends' caches."""
 
     def __init__(self, heads: tuple[int, int, int], queries: list[int], contexts: list[int], dtype: torch.dtype,
-                 window: int | None = None, block_size: int = 16) -> None:  # fmt: skip
+                 window: int | None = None, block_size: int = 16, softcap: float | None = None) -> None:  # fmt: skip
         self.generator = torch.Generator().manual_seed(0)
         self.heads, self.dtype = heads, dtype
-        spec = AttentionSpec(*heads, scale=heads[2] ** -0.5, rotary=None, window=window)
+        spec = AttentionSpec(*heads, scale=heads[2] ** -0.5, rotary=None, window=window, softcap=softcap)
         self.backends = [
             backend(spec, block_size, dtype) for backend in (NativeAttentionBackend, TorchAttentionBackend)
         ]
@@ -106,6 +106,14 @@ def test_native_attention_equals_torch(name: str, dtype: torch.dtype, isa: str) 
 def test_sliding_window_hides_what_lies_further_back(window: int, isa: str) -> None:
     native, reference = Case((4, 2, 32), [1, 1, 50], [700, 90, 600], torch.float32, window).run()
     torch.testing.assert_close(native, reference, atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_scores_are_capped_before_a_window_hides_some(dtype: torch.dtype, isa: str) -> None:
+    capped, plain = (Case((6, 2, 64), [1, 1, 40], [17, 600, 90], dtype, window=50, softcap=cap) for cap in (0.5, None))
+    native, reference = capped.run()
+    torch.testing.assert_close(native, reference, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+    assert (native - plain.run()[0]).abs().max() > 0.1
 
 
 def test_blocks_of_32_tokens_are_pairs_of_kernel_blocks(isa: str) -> None:

@@ -26,6 +26,7 @@ LLAMA3 = {
     "original_max_position_embeddings": 8192,
 }
 LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
+GEMMA = {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 24, "pad_token_id": 0}
 MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {  # name: (GGUF architecture, transformers family, options)
     "llama": ("llama", "Llama", {}),
     "llama_with_linear_rope": ("llama", "Llama", {"rope_parameters": LINEAR}),
@@ -34,16 +35,11 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {  # name: (GGUF architectu
     "mistral_without_window": ("llama", "Mistral", {"sliding_window": None, "tie_word_embeddings": True}),
     "qwen2": ("qwen2", "Qwen2", {}),
     "qwen3": ("qwen3", "Qwen3", {"head_dim": 32, "tie_word_embeddings": True}),
+    "gemma2": ("gemma2", "Gemma2", {**GEMMA, "attn_logit_softcapping": 5.0, "attn_implementation": "eager"}),
     "gemma3": (
         "gemma3",
         "Gemma3",
-        {
-            "num_hidden_layers": 7,
-            "head_dim": 32,
-            "query_pre_attn_scalar": 32,
-            "sliding_window": 24,
-            "rope_parameters": {"full_attention": {**LINEAR, "rope_theta": 1e6}},
-        },
+        {**GEMMA, "num_hidden_layers": 7, "rope_parameters": {"full_attention": {**LINEAR, "rope_theta": 1e6}}},
     ),
 }
 PARTS = {
@@ -59,7 +55,7 @@ PARTS = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
-GEMMA3_PARTS = PARTS | {
+GEMMA_PARTS = PARTS | {
     "post_attention_layernorm": "post_attention_norm",
     "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
@@ -113,17 +109,21 @@ def write_model(
         unscaled = rope["rope_theta"] ** -(np.arange(0, head_dim, 2) / head_dim)
         divisors = unscaled / reference.model.rotary_emb.inv_freq.numpy()
         writer.add_tensor("rope_freqs.weight", divisors.astype(np.float32))
-    if architecture in ("llama", "gemma3") and getattr(config, "sliding_window", None) is not None:
+    is_gemma = architecture.startswith("gemma")
+    if (architecture == "llama" or is_gemma) and getattr(config, "sliding_window", None) is not None:
         writer.add_sliding_window(config.sliding_window)
+    for softcap in ("attn_logit_softcapping", "final_logit_softcapping"):
+        if getattr(config, softcap, None) is not None:
+            writer.add_float32(f"{architecture}.{softcap}", getattr(config, softcap))
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     for tensor_name, parameter in reference.named_parameters():
         values = parameter.detach().numpy()
         part = tensor_name.split(".")[-2]
         if architecture == "llama" and part in heads:
             values = in_pairs(values, heads[part])
-        if architecture == "gemma3" and values.ndim == 1:
+        if is_gemma and values.ndim == 1:
             values = values + 1
-        writer.add_tensor(gguf_name(tensor_name, GEMMA3_PARTS if architecture == "gemma3" else PARTS), values)
+        writer.add_tensor(gguf_name(tensor_name, GEMMA_PARTS if is_gemma else PARTS), values)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

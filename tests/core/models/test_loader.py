@@ -213,8 +213,25 @@ def test_a_model_too_large_is_refused_with_figures_before_loading(llama: Any, mo
 
 
 def test_an_unknown_architecture_is_named_with_the_known_ones(llama: Any) -> None:
-    with pytest.raises(ValueError, match="MambaForCausalLM is not supported; known are LlamaForCausalLM, Mistral"):
-        resolve_model_spec({**llama[1], "architectures": ["MambaForCausalLM"]})
+    for name in ("MambaForCausalLM", "GemmaForCausalLM", "Gemma3nForCausalLM", "Gemma3ForConditionalGeneration"):
+        with pytest.raises(ValueError, match=f"{name} is not supported; known are LlamaForCausalLM, Mistral"):
+            resolve_model_spec({**llama[1], "architectures": [name]})
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is 50.0; Gemma 3 caps no scores"),
+        ({"use_bidirectional_attention": True}, "use_bidirectional_attention is true"),
+        ({"hidden_activation": "gelu"}, "hidden_activation is 'gelu'; supported are"),
+        ({"layer_types": ["full_attention"]}, "layer_types has 1 entries for"),
+        ({"rope_parameters": [1]}, r"rope_parameters is \[1\]; it must be an object"),
+    ],
+)
+def test_what_gemma3_does_not_do_is_refused_by_name(llama: Any, setting: dict[str, Any], message: str) -> None:
+    config = {**llama[1], "model_type": "gemma3_text", "rope_parameters": None, **setting}
+    with pytest.raises(ValueError, match=message):
+        resolve_model_spec({**config, "architectures": ["Gemma3ForCausalLM"]})
 
 
 def test_a_config_without_a_needed_key_is_refused_with_its_name(llama: Any) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from corespan.core.models.registry import resolve_model_spec
 from corespan.core.models.rotary import inverse_frequencies
-from corespan.shared.rope_config import override_config, read_rope_config
+from corespan.shared.rope_config import override_config, read_rope_config, stretched_length
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 64,
@@ -170,3 +170,35 @@ def test_an_override_takes_effect(config: Any, overrides: Any, theta: float, kin
 def test_an_override_that_would_be_lost_or_lose_something_is_refused(config: Any, overrides: Any, message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         read_rope_config(override_config(config, overrides))
+
+
+LAYER_TYPES = ["sliding_attention", "full_attention"]
+PLAIN, SCALED = {"rope_type": "default"}, {"rope_type": "linear", "factor": 8.0}
+BY_LAYER_TYPE: dict[str, dict[str, Any]] = {
+    "unstated": {},
+    "older": {"rope_theta": 5e5, "rope_local_base_freq": 2e4, "rope_scaling": SCALED},
+    "older_in_part": {"rope_local_base_freq": 2e4},
+    "newer": {
+        "rope_parameters": {
+            "full_attention": {**SCALED, "rope_theta": 5e5},
+            "sliding_attention": {**PLAIN, "rope_theta": 2e4},
+        }
+    },
+    "newer_without_thetas": {"rope_parameters": {"full_attention": SCALED, "sliding_attention": PLAIN}},
+    "both": {"rope_parameters": {"full_attention": {**PLAIN, "rope_theta": 3e5}}, "rope_local_base_freq": 2e4},
+}
+
+
+@pytest.mark.parametrize("name", BY_LAYER_TYPE)
+def test_gemma3_turns_each_type_of_layer_as_transformers_does(name: str) -> None:
+    from transformers import Gemma3TextConfig
+    from transformers.models.gemma3.modeling_gemma3 import Gemma3RotaryEmbedding
+
+    given = {**SHAPE, "layer_types": LAYER_TYPES, **BY_LAYER_TYPE[name]}
+    expected = Gemma3RotaryEmbedding(Gemma3TextConfig(**copy.deepcopy(given)))
+    given |= {"architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text"}
+    for layer, kind in zip(resolve_model_spec(given).layers, LAYER_TYPES, strict=True):
+        rotary = layer.attention.rotary
+        assert rotary is not None
+        assert torch.equal(inverse_frequencies(rotary), getattr(expected, f"{kind}_inv_freq"))
+    assert stretched_length(given, 96) == 96  # scaling is in the length that it states
