@@ -2,7 +2,7 @@
 
 The first process starts the engine's core and is one of the servers; the others join the core as clients of their own.
 What they need, secrets among it, comes to them through a pipe, which also tells them when the first has died. SIGTERM
-has them drain, a second one ends them; the first passes on its own signals.
+has them drain, a second signal ends them; the first passes on its own signals.
 """
 
 import asyncio
@@ -27,8 +27,8 @@ from .http.peers import Peers
 from .models import ServedModel
 from .serve_options import ServeOptions
 
-END_SECONDS = 5.0
-"""What processes get to end in after they were told a second time."""
+END_SECONDS = 15.0
+"""What processes get to end in after they were told a second time, the 5 s for their open connections included."""
 
 
 @dataclass(frozen=True)
@@ -95,14 +95,14 @@ class ApiProcesses:
         """The status of one that has ended, if any has."""
         return next((each.returncode for each in self._processes if each.returncode is not None), None)
 
-    def terminate(self) -> None:
+    def terminate(self, signal_number: int = signal.SIGTERM) -> None:
         for process in self._processes:
             with contextlib.suppress(ProcessLookupError):
-                process.send_signal(signal.SIGTERM)
+                process.send_signal(signal_number)
 
     async def end(self) -> None:
-        """Returns when all have ended; what does not after another SIGTERM is killed."""
-        self.terminate()
+        """Returns when all have ended; what does not after another signal is killed."""
+        self.terminate(signal.SIGINT)  # a second SIGTERM would be lost on a process that has not yet taken the first
         ending = asyncio.gather(*(process.wait() for process in self._processes))
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(asyncio.shield(ending), END_SECONDS)

@@ -15,9 +15,9 @@ import fake_serve
 import httpx
 import psutil
 import pytest
+from deadlines import DEADLINE
 from fake_executor import KILL
 
-DEADLINE = 60.0
 BODY: dict[str, Any] = {"prompt": [1, 2], "max_tokens": 100_000, "ignore_eos": True, "return_token_ids": True}
 
 
