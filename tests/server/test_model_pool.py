@@ -80,7 +80,7 @@ async def hold(pool: ModelPool, name: str) -> tuple[asyncio.Event, "asyncio.Task
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
     async def limited() -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(DEADLINE):
             await test()
 
     asyncio.run(limited())

@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
+from deadlines import DEADLINE
 from fake_executor import FAIL_REQUEST, KILL, RAISE, RAISE_LATER
 from http_server import ServerThread, serve_fake
 
@@ -18,7 +19,6 @@ from corespan.server.serve_options import ServeOptions
 
 BODY: dict[str, Any] = {"prompt": [1, 2, 3], "max_tokens": 8, "ignore_eos": True, "return_token_ids": True, "seed": 1}
 ENDLESS = {**BODY, "max_tokens": 100_000, "stream": True}
-DEADLINE = 30.0
 
 
 @contextlib.contextmanager
