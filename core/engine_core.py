@@ -15,7 +15,7 @@ from ..protocol.errors import as_error_of, errors_of, may_be_ctrl_c, text_of
 from ..protocol.outputs import EngineCoreOutput, EngineCoreOutputs, FinishReason
 from ..protocol.pausing import PAUSE_MODES, SLEEP_LEVELS, WAKE_UP_TAGS, PauseMode
 from ..protocol.requests import EngineCoreRequest
-from ..protocol.user_classes import find_class
+from ..protocol.user_classes import load_class
 from .executor.abstract import Executor
 from .kv_cache.block_hash import BlockHasher
 from .kv_cache.groups import KVCacheConfig
@@ -72,7 +72,7 @@ class EngineCore:
         self._emit = emit
         self.abort_queue: queue.SimpleQueue[Abort] = queue.SimpleQueue()
         self._idle_actions: list[tuple[Callable[[], None], Future[None]]] = []
-        self.executor: Executor = _load_class(executor_class)(vllm_config)
+        self.executor: Executor = load_class(executor_class, Executor, "executor_class")(vllm_config)  # type: ignore[type-abstract]
         try:
             kv_groups = self.executor.kv_groups()
             self.vllm_config = self._initialize_kv_cache(vllm_config, KVCacheConfig.of(vllm_config, kv_groups))
@@ -340,11 +340,3 @@ def _settle(action: Callable[[], None], done: "Future[None]") -> None:
         done.set_exception(as_error_of("pausing", error))
     else:
         done.set_result(None)
-
-
-def _load_class(path: str) -> Callable[[VllmConfig], Executor]:
-    """Raises ValueError for a path that is not "package.module:Class", ImportError, AttributeError."""
-    if ":" not in path:
-        raise ValueError(f"executor_class is {path!r}; it must read package.module:Class")
-    loaded: Any = find_class(path)
-    return loaded

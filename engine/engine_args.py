@@ -12,16 +12,20 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar, get_args
+from typing import Any, Self, TypeVar, get_args
 
 from ..client.standard_streams import fill_standard_descriptors
 from ..protocol import envs
 from ..protocol.config import (
     CacheConfig,
+    Dtype,
+    LogprobsMode,
     ModelConfig,
     ObservabilityConfig,
     ParallelConfig,
+    Quantization,
     SchedulerConfig,
+    SchedulingPolicy,
     VllmConfig,
 )
 from ..protocol.param_checks import (
@@ -52,10 +56,6 @@ PROCESSOR_GROUPS = ("corespan.logits_processors", "vllm.logits_processors")
 """Entry points of installed packages under which logits processors are found; every engine has those."""
 
 P = TypeVar("P", bound=argparse.ArgumentParser)
-Dtype = Literal["bfloat16", "float16", "float32"]
-Quantization = Literal["int8", "gguf"]
-LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
-SchedulingPolicy = Literal["fcfs", "priority"]
 
 _DTYPES: dict[str, Dtype] = {
     "bfloat16": "bfloat16",

@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from typing import Any, TypedDict, TypeVar, Unpack
 
-from .engine_args import EngineArgs, LogprobsMode, Quantization, SchedulingPolicy
+from ..protocol.config import LogprobsMode, Quantization, SchedulingPolicy
+from .engine_args import EngineArgs
 from .neutral_args import NeutralArgs
 
 F = TypeVar("F", bound=Callable[..., None])

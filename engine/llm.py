@@ -124,14 +124,9 @@ class LLM(EngineControls):
         Raises ValueError where neither the model nor the call has a template, or the template refuses the messages.
         """
         refuse_lora(lora_request)
-        chat_params = ChatParams(
-            chat_template=chat_template,
-            chat_template_content_format=chat_template_content_format,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            tools=tools,
-            chat_template_kwargs={} if chat_template_kwargs is None else chat_template_kwargs,
-        )
+        template_kwargs = {} if chat_template_kwargs is None else chat_template_kwargs
+        options = (add_generation_prompt, continue_final_message, tools, template_kwargs)
+        chat_params = ChatParams(chat_template, chat_template_content_format, *options)
         request_ids, _ = self._add_chats(messages, chat_params, sampling_params, None, tokenization_kwargs, use_tqdm)
         return self._complete(request_ids, use_tqdm)
 
@@ -148,11 +143,7 @@ class LLM(EngineControls):
         """Queues prompts for `wait_for_completion`; returns their internal request ids. Arguments as for `generate`."""
         refuse_lora(lora_request)
         batch = to_prompt_list(prompts)
-        request_ids, internal_ids = self._add_batch(
-            batch, len(batch), sampling_params, priority, tokenization_kwargs, use_tqdm
-        )
-        self._enqueued |= dict.fromkeys(request_ids)
-        return internal_ids
+        return self._keep(self._add_batch(batch, len(batch), sampling_params, priority, tokenization_kwargs, use_tqdm))
 
     @takes_turns
     def enqueue_chat(
@@ -172,19 +163,12 @@ class LLM(EngineControls):
     ) -> list[str]:
         """`enqueue` for conversations, given and put into text as for `chat`; returns their internal request ids."""
         refuse_lora(lora_request)
-        chat_params = ChatParams(
-            chat_template=chat_template,
-            chat_template_content_format=chat_template_content_format,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            tools=tools,
-            chat_template_kwargs={} if chat_template_kwargs is None else chat_template_kwargs,
+        template_kwargs = {} if chat_template_kwargs is None else chat_template_kwargs
+        options = (add_generation_prompt, continue_final_message, tools, template_kwargs)
+        chat_params = ChatParams(chat_template, chat_template_content_format, *options)
+        return self._keep(
+            self._add_chats(messages, chat_params, sampling_params, priority, tokenization_kwargs, use_tqdm)
         )
-        request_ids, internal_ids = self._add_chats(
-            messages, chat_params, sampling_params, priority, tokenization_kwargs, use_tqdm
-        )
-        self._enqueued |= dict.fromkeys(request_ids)
-        return internal_ids
 
     @takes_turns
     def wait_for_completion(self, *, use_tqdm: UseTqdm = True) -> list[RequestOutput]:
@@ -246,6 +230,12 @@ class LLM(EngineControls):
     ) -> None:
         if not self._is_fork:
             self.shutdown()
+
+    def _keep(self, ids: tuple[list[str], list[str]]) -> list[str]:
+        """Leaves what was added to `wait_for_completion`; the internal ids of it."""
+        request_ids, internal_ids = ids
+        self._enqueued |= dict.fromkeys(request_ids)
+        return internal_ids
 
     def _add_chats(
         self,

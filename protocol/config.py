@@ -7,6 +7,12 @@ import msgspec
 
 from .param_checks import check_end_ids
 
+Dtype = Literal["bfloat16", "float16", "float32"]
+Quantization = Literal["int8", "gguf"]
+SchedulingPolicy = Literal["fcfs", "priority"]
+LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
+"""What is reported as log-probabilities: before or after penalties, masks and temperature; or the logits."""
+
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What is served. `hf_config` and `generation_config` are the model's own files as plain data.
@@ -19,13 +25,13 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     tokenizer: str | None  # folder with tokenizer.json; None: token ids in, token ids out
     hf_config: dict[str, Any]
     generation_config: dict[str, Any] = {}
-    dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
-    quantization: Literal["int8", "gguf"] | None = None
+    dtype: Dtype = "bfloat16"
+    quantization: Quantization | None = None
     max_model_len: int
     fit_max_model_len: bool = False  # lower max_model_len to what the KV cache holds, instead of refusing to start
     seed: int | None = 0  # of requests without one; None: at random
     max_logprobs: int = 20  # -1: no limit
-    logprobs_mode: Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"] = "raw_logprobs"
+    logprobs_mode: LogprobsMode = "raw_logprobs"
     logits_processors: list[str] = []  # "package.module:Class"
     enable_prompt_embeds: bool = False
     trust_remote_code: bool = False
@@ -62,7 +68,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int
     enable_chunked_prefill: bool = True
     long_prefill_token_threshold: int = 0  # 0: off
-    policy: Literal["fcfs", "priority"] = "fcfs"
+    policy: SchedulingPolicy = "fcfs"
     stream_interval: int = 1
 
     def __post_init__(self) -> None:

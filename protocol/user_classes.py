@@ -11,6 +11,7 @@ import os
 import sys
 import types
 from collections.abc import Sequence
+from typing import TypeVar
 
 import msgspec
 
@@ -18,6 +19,7 @@ from . import envs
 from .codec import cloudpickle
 from .errors import ProtocolError
 
+T = TypeVar("T")
 _MAIN_NAMES = ("__main__", "__mp_main__")
 """What a script is called: in its own process, and in one that runs it for its definitions only."""
 
@@ -64,6 +66,20 @@ def find_class(path: str) -> object:
         if module is _main_module:
             raise AttributeError(f"{error}; {_WHERE_TO_DEFINE}") from error
         raise
+
+
+def load_class(path: str, base: type[T], what: str) -> type[T]:
+    """The class that a path names: a `base`, for use as `what`. Raises ValueError that says what is wrong with it."""
+    module_name, _, class_name = path.partition(":")
+    if not (module_name and class_name):
+        raise ValueError(f"{what} {path!r}: write it as 'package.module:Class'")
+    try:
+        loaded = find_class(path)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"{what} {path!r} cannot be imported: {error}") from error
+    if not (isinstance(loaded, type) and issubclass(loaded, base)):
+        raise ValueError(f"{what} {path!r} is not a subclass of {base.__name__}")
+    return loaded
 
 
 def user_main() -> UserMain | None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..protocol.config import VllmConfig
 from ..protocol.params import SamplingParams
-from ..protocol.user_classes import find_class
+from ..protocol.user_classes import load_class
 
 if TYPE_CHECKING:
     import torch
@@ -100,21 +100,10 @@ class RowsFailed(Exception):
 def load_logits_processors(
     paths: Sequence[str], vllm_config: VllmConfig, device: "torch.device"
 ) -> list[LogitsProcessor]:
-    """Build the processors named as "package.module:Class".
-
-    Raises ValueError naming the path that is malformed, does not import, or is not a `LogitsProcessor`.
-    """
-    return [load_class(path)(vllm_config, device, device.type == "cuda") for path in paths]
+    """Build the processors named as "package.module:Class". Raises what `load_processor_class` does."""
+    return [load_processor_class(path)(vllm_config, device, device.type == "cuda") for path in paths]
 
 
-def load_class(path: str) -> type[LogitsProcessor]:
-    module_name, separator, class_name = path.partition(":")
-    if not (module_name and separator and class_name):
-        raise ValueError(f"logits processor {path!r}: write it as 'package.module:Class'")
-    try:
-        loaded = find_class(path)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"logits processor {path!r} cannot be imported: {error}") from error
-    if not (isinstance(loaded, type) and issubclass(loaded, LogitsProcessor)):
-        raise ValueError(f"logits processor {path!r} is not a subclass of LogitsProcessor")
-    return loaded
+def load_processor_class(path: str) -> type[LogitsProcessor]:
+    """Raises ValueError naming the path that is malformed, does not import, or is not a `LogitsProcessor`."""
+    return load_class(path, LogitsProcessor, "logits processor")  # type: ignore[type-abstract]

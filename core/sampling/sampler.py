@@ -9,11 +9,11 @@ it, and works row by row, so that a row's token never depends on the batch.
 import math
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
 import numpy as np
 import torch
 
+from ...protocol.config import LogprobsMode
 from ...protocol.outputs import LogprobsArrays
 from ...protocol.resolved_sampling import ResolvedSampling
 from ...shared.logits_processors import LogitsProcessor
@@ -26,8 +26,6 @@ from .penalties import apply_penalties
 from .torch_draw import mask_below_min_p
 
 _USUAL_K = 256
-
-LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
 
 
 @dataclass(slots=True)

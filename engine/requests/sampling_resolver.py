@@ -148,6 +148,6 @@ def _users_validations(processors: Sequence[str]) -> list[Callable[[SamplingPara
     """Each logits processor's `validate_params`. Imports their modules, and with them what these import."""
     if not processors:
         return []
-    from ...shared.logits_processors import load_class  # only for engines that have some
+    from ...shared.logits_processors import load_processor_class  # only for engines that have some
 
-    return [load_class(path).validate_params for path in processors]
+    return [load_processor_class(path).validate_params for path in processors]

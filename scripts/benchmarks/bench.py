@@ -17,7 +17,7 @@ from typing import get_args
 from subjects import BENCHMARKS, CORESPAN_KINDS, Subject, checkout, corespan_command, load_pyplot, print_columns
 from workloads import WORKLOADS
 
-from corespan.engine.engine_args import Quantization
+from corespan.protocol.config import Quantization
 
 QUANTIZATIONS = get_args(Quantization)
 PEERS = {  # name: (runner, whether it reads the GGUF itself)

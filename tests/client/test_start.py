@@ -37,8 +37,8 @@ def test_what_the_executor_raises_at_start_reaches_the_caller(kind, action, erro
 
 
 @ALL_CLIENTS
-def test_an_executor_that_cannot_be_imported_is_an_import_error(kind):
-    with pytest.raises(ImportError, match="no_such_module"):
+def test_an_executor_that_cannot_be_imported_is_named(kind):
+    with pytest.raises(ValueError, match="^executor_class 'no_such_module:Executor' cannot be imported"):
         Bridge(kind, "no_such_module:Executor")
 
 
