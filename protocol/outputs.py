@@ -32,6 +32,21 @@ class LogprobsArrays(msgspec.Struct, array_like=True, gc=False):
     logprobs: np.ndarray
     ranks: np.ndarray
 
+    def take(self, positions: np.ndarray | list[int]) -> "LogprobsArrays":
+        """Those positions alone, copied."""
+        return LogprobsArrays(self.token_ids[positions], self.logprobs[positions], self.ranks[positions])
+
+    @staticmethod
+    def concatenated(parts: "list[LogprobsArrays]") -> "LogprobsArrays":
+        """Of consecutive positions, all with the same number of columns."""
+        if len(parts) == 1:
+            return parts[0]
+        return LogprobsArrays(
+            np.concatenate([part.token_ids for part in parts]),
+            np.concatenate([part.logprobs for part in parts]),
+            np.concatenate([part.ranks for part in parts]),
+        )
+
 
 class EventType(enum.IntEnum):
     QUEUED = 1

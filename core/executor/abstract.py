@@ -69,7 +69,3 @@ class Executor(ABC):
     def profile(self, is_start: bool = True, profile_prefix: str | None = None) -> list[str | None]:
         """Start or stop the workers' profilers; stopping returns the paths of the traces."""
         return self.collective_rpc("profile", args=(is_start, profile_prefix))
-
-    def check_health(self) -> None:
-        """Raises when a worker can no longer work."""
-        self.collective_rpc("check_health")

@@ -17,12 +17,6 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return (wide * scale).to(weight.dtype).mul_(weight).to(x.dtype)
 
 
-def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Adds x to `residual` in place and returns the norm of the sum. Both [num_tokens, size]."""
-    residual.add_(x)
-    return rms_norm(residual, weight, eps)
-
-
 def gated(gate_up: torch.Tensor, activation: Activation = "silu") -> torch.Tensor:
     """gate_up: [num_tokens, 2 * size], gate first. Returns activation(gate) * up, [num_tokens, size]."""
     gate, up = gate_up.chunk(2, dim=-1)

@@ -1,5 +1,6 @@
 """The runtime on the native kernels: a whole step is one recorded list of operations, run in one parallel region."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -8,7 +9,7 @@ import torch
 
 from ..attention.interface import AttentionMetadata, StepMetadata
 from ..attention.native import NativeAttentionBackend
-from ..kernels import library, memory
+from ..kernels import library
 from ..kernels.linear import (
     BLOCK_BYTES,
     GELU_MUL,
@@ -22,11 +23,9 @@ from ..kernels.linear import (
 )
 from ..models.spec import ModelSpec
 from ..models.tensor_names import Projection
-from ..models.tensor_source import TensorSource
-from ..models.weight_plan import MatrixPlan, WeightPlan, plan_weights
-from ..models.weights import DecoderWeights, PromptEmbeds, load_weights
-from . import cpu_memory
-from .kv_layout import KVLayout
+from ..models.weight_plan import MatrixPlan
+from ..models.weights import PromptEmbeds
+from .interface import Runtime
 from .native_program import DecoderProgram, HeadProgram
 
 _FIRST_CAPACITY = 64
@@ -35,19 +34,15 @@ _EPILOGUES = {None: STORE, "silu": SILU_MUL, "gelu_tanh": GELU_MUL}
 """What may follow a product, by its activation."""
 
 
-class NativeRuntime:
+class NativeRuntime(Runtime[PackedWeight]):
     """See `Runtime`. Activations are bfloat16, and a token's bits do not depend on what else is in the batch: sums are
     taken in an order of each token's own, along a row of weights, and along the context at fixed places."""
 
+    attention: Sequence[NativeAttentionBackend]
+
     def __init__(self, spec: ModelSpec, dtype: torch.dtype, block_size: int, quantization: str | None = None) -> None:
-        self.spec = spec
-        self.dtype = dtype
-        self.quantization = quantization
-        self.weights: DecoderWeights[PackedWeight] | None = None
-        self._kv_layout = KVLayout(spec)
-        self.kv_groups = self._kv_layout.kinds
-        self.attention = [NativeAttentionBackend(layer.attention, block_size, dtype) for layer in spec.layers]
-        self.kv_caches: list[torch.Tensor] = []
+        attention = [NativeAttentionBackend(layer.attention, block_size, dtype) for layer in spec.layers]
+        super().__init__(spec, dtype, quantization, attention)
         self._program: DecoderProgram | None = None
         self._head: HeadProgram | None = None
         self._metadata: StepMetadata | None = None  # of the step that the program has entered
@@ -77,9 +72,6 @@ class NativeRuntime:
                 return obstacle
         return None
 
-    def plan(self, source: TensorSource) -> WeightPlan[PackedWeight]:
-        return plan_weights(self.spec, self.dtype, self.quantization, source, self._plan_matrix)
-
     def _plan_matrix(self, projection: Projection, block_kind: str | None) -> MatrixPlan[PackedWeight]:
         rows, columns = projection.shape
         padded_rows, slab = -(-rows // PANEL) * PANEL, loading_bytes(rows, columns)
@@ -93,37 +85,13 @@ class NativeRuntime:
         num_bytes = padded_rows * columns * self.dtype.itemsize
         return MatrixPlan(projection, partial(PackedWeight, epilogue=epilogue), num_bytes, slab)
 
-    @torch.inference_mode()
-    def load(self, plan: WeightPlan[PackedWeight], source: TensorSource) -> None:
-        self._forget_programs()
-        with memory.separate():
-            self.weights = load_weights(plan, source)
-
     def unload(self) -> None:
-        self._forget_programs()
-        self.weights = None
-
-    def available_memory(self) -> int:
-        return cpu_memory.available_memory()
-
-    def kv_budget(self, utilization: float, max_num_tokens: int, max_num_reqs: int) -> int:
-        return cpu_memory.kv_budget(self.spec, self.dtype, utilization, max_num_tokens, max_num_reqs)
-
-    def kv_block_bytes(self) -> int:
-        return self._kv_layout.block_bytes(self.attention)
-
-    @torch.inference_mode()
-    def allocate_kv(self, num_blocks: int) -> None:
-        self.release_kv()
-        with memory.separate():
-            self.kv_caches = self._kv_layout.allocate(self.attention, num_blocks)
+        super().unload()
+        self._program = self._head = None
 
     def release_kv(self) -> None:
-        self._forget_programs()
-        self.kv_caches = []
-
-    def _forget_programs(self) -> None:
-        self._program = self._head = self._metadata = None
+        super().release_kv()
+        self._program = None
 
     def forward(
         self,
@@ -145,7 +113,7 @@ class NativeRuntime:
     def _enter_step(
         self, token_ids: torch.Tensor, metadata: StepMetadata, output_rows: torch.Tensor | None
     ) -> DecoderProgram:
-        of_last_layer = metadata[self._kv_layout.group_of[-1]]
+        of_last_layer = metadata[self.kv_layout.group_of[-1]]
         program = self._program_for(of_last_layer.num_tokens, of_last_layer.max_seq_len)
         queries, query_metadata = torch.arange(of_last_layer.num_tokens), of_last_layer
         self._picks = None
@@ -162,26 +130,23 @@ class NativeRuntime:
         """The program at hand, or one with more room, by doubling."""
         program = self._program
         if program is None or num_tokens > program.capacity or num_positions > program.num_positions:
-            assert self.weights is not None and self.kv_caches, "the model is asleep"
             capacity = max(_FIRST_CAPACITY, 1 << (num_tokens - 1).bit_length())
             num_positions = max(_FIRST_POSITIONS, 1 << (num_positions - 1).bit_length())
             if program is not None:
                 capacity, num_positions = max(capacity, program.capacity), max(num_positions, program.num_positions)
             program = DecoderProgram(
-                self.weights, self.attention, self.kv_caches, self._kv_layout.group_of, capacity, num_positions
+                self._loaded(), self.attention, self.kv_caches, self.kv_layout.group_of, capacity, num_positions
             )
             self._program = program
         return program
 
     @torch.inference_mode()
     def _run_with(self, program: DecoderProgram, token_ids: torch.Tensor, prompt_embeds: PromptEmbeds) -> None:
-        assert self.weights is not None
-        program.run(self.weights.embed(token_ids, prompt_embeds))
+        program.run(self._loaded().embed(token_ids, prompt_embeds))
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         if self._head is None or hidden.shape[0] > self._head.capacity:
-            assert self.weights is not None, "the model is asleep"
-            self._head = HeadProgram(self.weights, hidden.shape[0])
+            self._head = HeadProgram(self._loaded(), hidden.shape[0])
         return self._head.run(hidden)
 
 

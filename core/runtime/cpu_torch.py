@@ -6,25 +6,34 @@ from functools import partial
 
 import torch
 
-from ..attention.interface import CPU, AttentionBackend, AttentionMetadata, KVCache, StepMetadata
-from ..attention.selection import get_attention_backend
-from ..kernels import memory
+from ..attention.interface import CPU, AttentionBackend, AttentionMetadata, StepMetadata
+from ..attention.native import NativeAttentionBackend
+from ..attention.torch_backend import TorchAttentionBackend
+from ..kernels import library
 from ..kernels.linear import loading_bytes
 from ..models import ops
 from ..models.linear import DenseLinear, Int8Linear, Linear, PackedLinear
 from ..models.rotary import inverse_frequencies, rotary_tables
-from ..models.spec import ModelSpec, RotarySpec
+from ..models.spec import AttentionSpec, ModelSpec, RotarySpec
 from ..models.tensor_names import Projection
-from ..models.tensor_source import TensorSource
-from ..models.weight_plan import MatrixPlan, WeightPlan, plan_weights
-from ..models.weights import DecoderWeights, LayerWeights, PromptEmbeds, load_weights
-from . import cpu_memory
-from .kv_layout import KVLayout
+from ..models.weight_plan import MatrixPlan
+from ..models.weights import LayerWeights, PromptEmbeds
+from .interface import Runtime
 
 Rotary = tuple[torch.Tensor, torch.Tensor] | None
 
 
-class TorchRuntime:
+def get_attention_backend(
+    spec: AttentionSpec, block_size: int, dtype: torch.dtype, device: torch.device = CPU
+) -> AttentionBackend:
+    """The fastest that can attend so on this device."""
+    native = device.type == "cpu" and library.is_available()
+    if native and NativeAttentionBackend.obstacle(spec, block_size, dtype) is None:
+        return NativeAttentionBackend(spec, block_size, dtype)
+    return TorchAttentionBackend(spec, block_size, dtype, device)
+
+
+class TorchRuntime(Runtime[Linear]):
     """See `Runtime`. Tensors are on `device`; attention runs on native kernels where they take its shape."""
 
     def __init__(
@@ -35,23 +44,10 @@ class TorchRuntime:
         quantization: str | None = None,
         device: torch.device = CPU,
     ) -> None:
-        self.spec = spec
-        self.dtype = dtype
-        self.quantization = quantization
-        self.device = device
-        self.weights: DecoderWeights[Linear] | None = None
-        self._kv_layout = KVLayout(spec)
-        self.kv_groups = self._kv_layout.kinds
-        kinds = [layer.attention for layer in spec.layers]
-        layers = list(zip(kinds, self._kv_layout.group_of, strict=True))
-        backends = {layer: get_attention_backend(layer[0], block_size, dtype, device) for layer in set(layers)}
-        self.attention: list[AttentionBackend] = [backends[layer] for layer in layers]
-        self.kv_caches: list[KVCache] = []
-        rotaries = {kind.rotary for kind in kinds if kind.rotary is not None}
-        self._frequencies = {rotary: inverse_frequencies(rotary).to(device) for rotary in rotaries}
-
-    def plan(self, source: TensorSource) -> WeightPlan[Linear]:
-        return plan_weights(self.spec, self.dtype, self.quantization, source, self._plan_matrix)
+        attention = [get_attention_backend(layer.attention, block_size, dtype, device) for layer in spec.layers]
+        super().__init__(spec, dtype, quantization, attention, device)
+        rotaries = {layer.attention.rotary for layer in spec.layers}
+        self._frequencies = {rotary: inverse_frequencies(rotary).to(device) for rotary in rotaries if rotary}
 
     def _plan_matrix(self, projection: Projection, block_kind: str | None) -> MatrixPlan[Linear]:
         rows, columns = projection.shape
@@ -64,32 +60,6 @@ class TorchRuntime:
         return MatrixPlan(projection, partial(DenseLinear, device=self.device), num_bytes, slab)
 
     @torch.inference_mode()
-    def load(self, plan: WeightPlan[Linear], source: TensorSource) -> None:
-        with memory.separate():
-            self.weights = load_weights(plan, source, self.device)
-
-    def unload(self) -> None:
-        self.weights = None
-
-    def available_memory(self) -> int:
-        return cpu_memory.available_memory()
-
-    def kv_budget(self, utilization: float, max_num_tokens: int, max_num_reqs: int) -> int:
-        return cpu_memory.kv_budget(self.spec, self.dtype, utilization, max_num_tokens, max_num_reqs)
-
-    def kv_block_bytes(self) -> int:
-        return self._kv_layout.block_bytes(self.attention)
-
-    @torch.inference_mode()
-    def allocate_kv(self, num_blocks: int) -> None:
-        self.kv_caches = []
-        with memory.separate():
-            self.kv_caches = self._kv_layout.allocate(self.attention, num_blocks)
-
-    def release_kv(self) -> None:
-        self.kv_caches = []
-
-    @torch.inference_mode()
     def forward(
         self,
         token_ids: torch.Tensor,
@@ -97,8 +67,7 @@ class TorchRuntime:
         output_rows: torch.Tensor | None = None,
         prompt_embeds: PromptEmbeds = (),
     ) -> torch.Tensor:
-        weights = self.weights
-        assert weights is not None, "the model is asleep"
+        weights = self._loaded()
         groups = [self._on_device(each) for each in metadata]
         hidden = weights.embed(token_ids.to(self.device), prompt_embeds)
         tables: dict[RotarySpec | None, Rotary] = {
@@ -110,7 +79,7 @@ class TorchRuntime:
         for index, layer in enumerate(weights.layers):
             normed = self._norm_after(update, hidden, layer.attention_norm)
             q, k, v = self._queries_keys_values(layer, normed, tables.get(layer.spec.attention.rotary))
-            group = groups[self._kv_layout.group_of[index]]
+            group = groups[self.kv_layout.group_of[index]]
             attended = self.attention[index].forward(q, k, v, self.kv_caches[index], group)
             update = attended.view(len(attended), -1)
             if index == last and output_rows is not None:
@@ -123,8 +92,7 @@ class TorchRuntime:
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        weights = self.weights
-        assert weights is not None, "the model is asleep"
+        weights = self._loaded()
         logits = weights.head(ops.rms_norm(hidden, weights.norm, self.spec.rms_norm_eps)).float()
         cap = self.spec.logit_softcap
         return logits if cap is None else ops.softcap(logits, cap)

@@ -1,52 +1,94 @@
 """What the worker and the model runner know of a device: `Runtime`. It plans and loads a model's weights, holds the KV
 cache, and runs a step's tokens through the model that a `ModelSpec` describes."""
 
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Generic, TypeVar
 
 import torch
 
-from ..attention.interface import StepMetadata
-from ..kv_cache.groups import LayerKind
+from ..attention.interface import CPU, AttentionBackend, KVCache, StepMetadata
+from ..kernels import memory
 from ..models.spec import ModelSpec
+from ..models.tensor_names import Projection
 from ..models.tensor_source import TensorSource
-from ..models.weight_plan import WeightPlan
-from ..models.weights import DecoderWeights, PromptEmbeds
+from ..models.weight_plan import MatrixPlan, WeightPlan, plan_weights
+from ..models.weights import DecoderWeights, PromptEmbeds, load_weights
+from . import cpu_memory
+from .kv_layout import KVLayout
+
+M = TypeVar("M")
 
 
-class Runtime(Protocol):
-    """One model on one device. `weights` are None until they are loaded, and after they are unloaded."""
+class Runtime(ABC, Generic[M]):
+    """One model on one device, its matrices kept as M. `weights` are None until they are loaded, and after they are
+    unloaded; `kv_caches` has a cache a layer, or none.
+    """
 
-    spec: ModelSpec
-    kv_groups: tuple[LayerKind, ...]
-    weights: DecoderWeights[Any] | None
+    def __init__(
+        self,
+        spec: ModelSpec,
+        dtype: torch.dtype,
+        quantization: str | None,
+        attention: Sequence[AttentionBackend],
+        device: torch.device = CPU,
+    ) -> None:
+        """attention: one a layer."""
+        self.spec = spec
+        self.dtype = dtype
+        self.quantization = quantization
+        self.attention = attention
+        self.device = device
+        self.kv_layout = KVLayout(spec)
+        self.kv_groups = self.kv_layout.kinds
+        self.weights: DecoderWeights[M] | None = None
+        self.kv_caches: list[KVCache] = []
 
-    def plan(self, source: TensorSource) -> WeightPlan[Any]:
-        """How this runtime keeps each matrix. Raises ValueError where the file does not suit the quantisation."""
+    def plan(self, source: TensorSource) -> WeightPlan[M]:
+        """How each matrix is kept. Raises ValueError where the file does not suit the quantisation."""
+        return plan_weights(self.spec, self.dtype, self.quantization, source, self._plan_matrix)
 
-    def load(self, plan: WeightPlan[Any], source: TensorSource) -> None:
+    @abstractmethod
+    def _plan_matrix(self, projection: Projection, block_kind: str | None) -> MatrixPlan[M]: ...
+
+    @torch.inference_mode()
+    def load(self, plan: WeightPlan[M], source: TensorSource) -> None:
         """Raises ValueError naming the tensors that `source` lacks, has in excess, or has in another shape."""
+        self.unload()
+        with memory.separate():
+            self.weights = load_weights(plan, source, self.device)
 
     def unload(self) -> None:
         """Gives the weights' memory back."""
+        self.weights = None
 
     def available_memory(self) -> int:
         """Bytes of the device's memory that can still be used."""
+        return cpu_memory.available_memory()
 
     def kv_budget(self, utilization: float, max_num_tokens: int, max_num_reqs: int) -> int:
         """Bytes that the KV cache may take beside the loaded weights and a step of so many tokens and requests."""
+        return cpu_memory.kv_budget(self.spec, self.dtype, utilization, max_num_tokens, max_num_reqs)
 
     def kv_block_bytes(self) -> int:
         """Bytes of one block over the layers that share it."""
+        return self.kv_layout.block_bytes(self.attention)
 
+    @torch.inference_mode()
     def allocate_kv(self, num_blocks: int) -> None:
         """Zeros, in place of any cache before. Block 0 is the null block: read as padding, never written.
 
         Raises OSError, MemoryError or RuntimeError where the system refuses the memory.
         """
+        self.release_kv()
+        with memory.separate():
+            self.kv_caches = self.kv_layout.allocate(self.attention, num_blocks)
 
     def release_kv(self) -> None:
         """Gives the cache's memory back."""
+        self.kv_caches = []
 
+    @abstractmethod
     def forward(
         self,
         token_ids: torch.Tensor,
@@ -64,5 +106,10 @@ class Runtime(Protocol):
         and without `output_rows` their contents may have changed.
         """
 
+    @abstractmethod
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden: [n, hidden_size] from `forward`. Returns [n, vocab_size] float32, valid until the next call."""
+
+    def _loaded(self) -> DecoderWeights[M]:
+        assert self.weights is not None, "the model is asleep"
+        return self.weights

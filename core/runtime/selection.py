@@ -1,6 +1,7 @@
 """Chooses the runtime of a model. Called once, by the worker."""
 
 import logging
+from typing import Any
 
 import torch
 
@@ -18,7 +19,7 @@ _QUANTIZATION_IN_TORCH = {
 }
 
 
-def make_runtime(spec: ModelSpec, dtype: torch.dtype, block_size: int, quantization: str | None) -> Runtime:
+def make_runtime(spec: ModelSpec, dtype: torch.dtype, block_size: int, quantization: str | None) -> Runtime[Any]:
     """The fastest that runs this model here. Says so where that is the reference, and why.
 
     Raises ValueError naming what to change where `VLLM_BATCH_INVARIANT=1` promises a request the same bits in any

@@ -3,8 +3,6 @@
 import time
 from collections import defaultdict
 
-import numpy as np
-
 from ...protocol.outputs import EngineCoreOutput, EngineCoreOutputs, LogprobsArrays, SchedulerStats
 from .request import Request
 
@@ -25,7 +23,7 @@ class ShellOutputs:
         output.new_logprobs = logprobs
         if new_token_ids and not request.prompt_logprobs_sent:
             if request.prompt_logprobs:
-                output.new_prompt_logprobs = _concatenate(request.prompt_logprobs)
+                output.new_prompt_logprobs = LogprobsArrays.concatenated(request.prompt_logprobs)
                 request.prompt_logprobs = []
             request.prompt_logprobs_sent = True
         if request.events:
@@ -63,15 +61,4 @@ def row_of(logprobs: LogprobsArrays, row: int, num_logprobs: int) -> LogprobsArr
         logprobs.token_ids[row : row + 1, :width].copy(),
         logprobs.logprobs[row : row + 1, :width].copy(),
         logprobs.ranks[row : row + 1].copy(),
-    )
-
-
-def _concatenate(chunks: list[LogprobsArrays]) -> LogprobsArrays:
-    """chunks: consecutive positions of one prompt, all with the same number of columns."""
-    if len(chunks) == 1:
-        return chunks[0]
-    return LogprobsArrays(
-        np.concatenate([chunk.token_ids for chunk in chunks]),
-        np.concatenate([chunk.logprobs for chunk in chunks]),
-        np.concatenate([chunk.ranks for chunk in chunks]),
     )

@@ -1,5 +1,6 @@
-"""Runs steps: takes one of the scheduler's, prepares its inputs from the persistent batch, has the runtime compute,
-samples."""
+"""Runs the scheduler's steps: prepares inputs from the persistent batch, has the runtime compute, samples."""
+
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,10 +20,20 @@ _PROMPT_LOGPROB_ROWS = 128
 """Prompt positions whose logits are held at once."""
 
 
+class _PromptSpan(NamedTuple):
+    """Tokens start..end of a step whose next tokens, `targets`, are prompt tokens that want logprobs and the top k."""
+
+    row: int
+    start: int
+    end: int
+    targets: np.ndarray
+    k: int
+
+
 class ModelRunner:
     """The batch: its tokens and blocks, and what each request asks of the sampler."""
 
-    def __init__(self, vllm_config: VllmConfig, runtime: Runtime) -> None:
+    def __init__(self, vllm_config: VllmConfig, runtime: Runtime[Any]) -> None:
         model_config, scheduler_config = vllm_config.model_config, vllm_config.scheduler_config
         block_size = vllm_config.cache_config.block_size
         self.runtime = runtime
@@ -75,7 +86,7 @@ class ModelRunner:
                 failed[request.row] = str(error)
         return failed
 
-    def _run(self, inputs: StepInputs) -> tuple[torch.Tensor, list["_PromptSpan"]]:
+    def _run(self, inputs: StepInputs) -> tuple[torch.Tensor, list[_PromptSpan]]:
         """Hidden states of the tokens to sample from, then those of the prompt positions whose logprobs are wanted."""
         spans = self._prompt_spans(inputs) if self.batch.prompt_logprobs else []
         output_rows = inputs.output_rows
@@ -126,7 +137,7 @@ class ModelRunner:
             kept = [line for line in range(len(rows)) if line not in sampled.failed]
             rows, token_ids = rows[kept], token_ids[kept]
             if logprobs is not None:
-                logprobs = LogprobsArrays(logprobs.token_ids[kept], logprobs.logprobs[kept], logprobs.ranks[kept])
+                logprobs = logprobs.take(kept)
         self.sampling.append_tokens(rows, token_ids)
         output.rows, output.sampled_token_ids, output.logprobs = rows, token_ids, logprobs
 
@@ -147,8 +158,7 @@ class ModelRunner:
         firsts = good[ahead[good] == 0]
         output.rows, output.sampled_token_ids = rows[firsts], token_ids[firsts]
         if sampled.logprobs is not None:
-            every = sampled.logprobs
-            output.logprobs = LogprobsArrays(every.token_ids[firsts], every.logprobs[firsts], every.ranks[firsts])
+            output.logprobs = sampled.logprobs.take(firsts)
         for line in good[ahead[good] > 0].tolist():
             output.further_token_ids.setdefault(int(rows[line]), []).append(int(token_ids[line]))
 
@@ -167,7 +177,7 @@ class ModelRunner:
                 kept.append(index)
         return np.array(lines, dtype=np.int64), scheduler_output.grammar_bitmask[kept]
 
-    def _prompt_spans(self, inputs: StepInputs) -> list["_PromptSpan"]:
+    def _prompt_spans(self, inputs: StepInputs) -> list[_PromptSpan]:
         """Tokens of this step that have a prompt token behind them, of requests that asked for prompt logprobs."""
         spans = []
         for index, row in enumerate(inputs.rows.tolist()):
@@ -182,7 +192,7 @@ class ModelRunner:
                 spans.append(_PromptSpan(row, start, end, targets, k))
         return spans
 
-    def _prompt_logprobs(self, hidden: torch.Tensor, spans: list["_PromptSpan"]) -> dict[int, LogprobsArrays]:
+    def _prompt_logprobs(self, hidden: torch.Tensor, spans: list[_PromptSpan]) -> dict[int, LogprobsArrays]:
         """hidden: the states of all spans' tokens, one after another."""
         result, offset = {}, 0
         for span in spans:
@@ -192,29 +202,6 @@ class ModelRunner:
                 first = offset + at
                 logits = self.runtime.logits(hidden[first : first + len(targets)])
                 parts.append(gather_logprobs(logits, targets, span.k, as_logits=self.sampler.report_logits))
-            result[span.row] = _concatenate(parts)
+            result[span.row] = LogprobsArrays.concatenated(parts)
             offset += span.end - span.start
         return result
-
-
-class _PromptSpan:
-    """Tokens start..end of a step whose next tokens, `targets`, are prompt tokens that want logprobs and the top k."""
-
-    __slots__ = ("end", "k", "row", "start", "targets")
-
-    def __init__(self, row: int, start: int, end: int, targets: np.ndarray, k: int) -> None:
-        self.row = row
-        self.start = start
-        self.end = end
-        self.targets = targets
-        self.k = k
-
-
-def _concatenate(parts: list[LogprobsArrays]) -> LogprobsArrays:
-    if len(parts) == 1:
-        return parts[0]
-    return LogprobsArrays(
-        np.concatenate([part.token_ids for part in parts]),
-        np.concatenate([part.logprobs for part in parts]),
-        np.concatenate([part.ranks for part in parts]),
-    )

@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator
 import torch
 from workloads import WORKLOADS
 
-from corespan.core.attention.interface import CPU, AttentionMetadata
-from corespan.core.attention.selection import get_attention_backend
+from corespan.core.attention.interface import AttentionMetadata
 from corespan.core.kernels import memory
 from corespan.core.kernels.linear import BlockWeight
 from corespan.core.models.gguf import GGUFSource
@@ -23,6 +22,7 @@ from corespan.core.models.registry import resolve_model_spec
 from corespan.core.models.spec import ModelSpec
 from corespan.core.models.tensor_names import head_projection, layer_projections
 from corespan.core.models.tensor_source import TensorSource
+from corespan.core.runtime.cpu_torch import get_attention_backend
 from corespan.engine.model_files.model_source import resolve_model
 
 GEMM_ROWS = 2048  # tokens of one prefill step
@@ -82,7 +82,7 @@ def attention_bytes_per_second(spec: ModelSpec, scattered: bool) -> float:
     them from a fresh cache, or scattered at random over the cache, among all others'."""
     count, context = ATTENTION_SEQUENCES, ATTENTION_CONTEXT
     attention = spec.layers[0].attention
-    backend = get_attention_backend(attention, BLOCK_SIZE, torch.bfloat16, CPU)
+    backend = get_attention_backend(attention, BLOCK_SIZE, torch.bfloat16)
     blocks = -(-context // BLOCK_SIZE)
     caches = [backend.allocate(count * blocks + 1) for _ in spec.layers]
     for cache in caches:

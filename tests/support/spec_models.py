@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -36,14 +37,14 @@ def random_tensors(spec: ModelSpec) -> dict[str, torch.Tensor]:
     return {name: tensor * 0.3 + ("norm" in name) for name, tensor in tensors.items()}
 
 
-def load(runtime: Runtime, tensors: Mapping[str, torch.Tensor], num_blocks: int = 16) -> None:
+def load(runtime: Runtime[Any], tensors: Mapping[str, torch.Tensor], num_blocks: int = 16) -> None:
     source = TensorDict(tensors)
     runtime.load(runtime.plan(source), source)
     runtime.allocate_kv(num_blocks)
 
 
 @torch.inference_mode()
-def logits_of(runtime: Runtime, token_ids: Sequence[int], chunks: Sequence[int]) -> torch.Tensor:
+def logits_of(runtime: Runtime[Any], token_ids: Sequence[int], chunks: Sequence[int]) -> torch.Tensor:
     """Of every position, [len(token_ids), vocab], computed chunk by chunk."""
     found, first = [], 0
     for chunk in chunks:
