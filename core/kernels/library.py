@@ -81,6 +81,10 @@ class RowBlocks(Operation):
     kind, _fields_ = NUMBERS["ROW_BLOCKS"], STRUCTS["RowBlocksArgs"]
 
 
+class Prologue(Operation):
+    kind, _fields_ = NUMBERS["PROLOGUE"], STRUCTS["PrologueArgs"]
+
+
 class Place(Operation):
     kind, _fields_ = NUMBERS["PLACE"], STRUCTS["PlaceArgs"]
 
@@ -107,10 +111,14 @@ class Recording:
         self._run = _library().corespan_run
         self._level = isa_level()
 
-    def run(self, first: int = 0) -> None:
-        """Runs all operations, or those from `first` on, in one parallel region. Releases the GIL meanwhile."""
+    def run(self, first: int = 0) -> int:
+        """Runs all operations, or those from `first` on, in one parallel region, without the GIL.
+
+        Returns how often the threads waited for each other.
+        """
         address = self._address + first * ctypes.sizeof(_Entry)
-        self._run(self._level, address, self._count - first, torch.get_num_threads())
+        num_syncs: int = self._run(self._level, address, self._count - first, torch.get_num_threads())
+        return num_syncs
 
 
 def run(*operations: Operation) -> None:
@@ -170,7 +178,7 @@ def _load() -> ctypes.CDLL | None:
         )
         return None
     library.corespan_run.argtypes = [ctypes.c_int, Pointer, Int, ctypes.c_int]
-    library.corespan_run.restype = None
+    library.corespan_run.restype = Int
     return library
 
 

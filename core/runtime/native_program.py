@@ -63,8 +63,10 @@ class DecoderProgram:
 
         q_sizes = {layer.attention.q_size for layer in spec.layers}
         inner_sizes = {layer.mlp.inner_size for layer in spec.layers}
-        self._hidden, self.output, self._hidden_rows = (self._buffer(spec.hidden_size) for _ in range(3))
-        self._normed, self._update = self._buffer(spec.hidden_size), self._buffer(spec.hidden_size)
+        # Hidden states, before a layer's attention and before its MLP: a sum leaves what it is made of as it was.
+        self._hidden, self._middle, self._hidden_rows, self._middle_rows, self.output, self._normed, self._update = (
+            self._buffer(spec.hidden_size) for _ in range(7)
+        )
         self._qkv = self._buffer(max(layer.attention.qkv_size for layer in spec.layers))
         self._attended = self._buffer(max(q_sizes))
         self._activated = self._buffer(max(inner_sizes))
@@ -129,12 +131,11 @@ class DecoderProgram:
         for layer in layers[:-1]:
             weights = layer.weights
             chain += [
-                self._norm(tokens, update, self._hidden, weights.attention_norm, self._normed),
-                *self._product(weights.qkv, tokens, self._normed, self._qkv),
+                *self._normed_product(self._attention_norm(weights, update), weights.qkv, self._qkv),
                 self._rotary(layer, tokens, layer.step, layer.kv_cache),
             ]
             operations += [*_in_row_blocks(tokens, chain), self._attend(layer, layer.step)]
-            chain, update = self._after_attention(weights, tokens, self._hidden)
+            chain, update = self._after_attention(weights, tokens, self._hidden, self._middle)
         return operations + self._last_layer(layers[-1], chain, update)
 
     def _last_layer(
@@ -147,18 +148,22 @@ class DecoderProgram:
         rotate_keys = self._rotary(layer, tokens, layer.step, layer.kv_cache)
         rotate_keys.qkv, rotate_keys.num_heads = self._qkv[:, q_size:].data_ptr(), 0
         keys_and_values = [
-            self._norm(tokens, update, self._hidden, weights.attention_norm, self._normed),
-            *self._product(qkv.columns(first, qkv.n), tokens, self._normed, self._qkv[:, first:]),
+            *self._normed_product(
+                self._attention_norm(weights, update), qkv.columns(first, qkv.n), self._qkv[:, first:]
+            ),
             rotate_keys,
         ]
         queries = [
             self._pick_rows(self._hidden, self._hidden_rows),
-            self._norm(rows, None, self._hidden_rows, weights.attention_norm, self._normed),
-            *self._product(qkv.columns(0, q_size), rows, self._normed, self._qkv),
+            *self._normed_product(
+                self._norm(rows, None, self._hidden_rows, None, weights.attention_norm, self._normed),
+                qkv.columns(0, q_size),
+                self._qkv,
+            ),
             self._rotary(layer, rows, self._query_step, None),
         ]
-        result, update = self._after_attention(weights, rows, self._hidden_rows)
-        result.append(self._norm(rows, update, self._hidden_rows, None, self.output))
+        result, update = self._after_attention(weights, rows, self._hidden_rows, self._middle_rows)
+        result.append(self._norm(rows, update, self._middle_rows, self._hidden_rows, None, self.output))
         return [
             *_in_row_blocks(tokens, chain + keys_and_values),
             *_in_row_blocks(rows, queries),
@@ -167,28 +172,48 @@ class DecoderProgram:
         ]
 
     def _after_attention(
-        self, weights: LayerWeights[PackedWeight], rows: int, hidden: torch.Tensor
+        self, weights: LayerWeights[PackedWeight], rows: int, hidden: torch.Tensor, middle: torch.Tensor
     ) -> tuple[list[library.Operation], Update]:
+        """`hidden` with what was attended to added becomes `middle`; the update is to that."""
         attended = Update(self._update, weights.attention_output_norm)
         operations = [
             *self._product(weights.o, rows, self._attended, self._update),
-            self._norm(rows, attended, hidden, weights.mlp_norm, self._normed),
-            *self._product(weights.gate_up, rows, self._normed, self._activated),
+            *self._normed_product(
+                self._norm(rows, attended, hidden, middle, weights.mlp_norm, self._normed),
+                weights.gate_up,
+                self._activated,
+            ),
             *self._product(weights.down, rows, self._activated, self._update),
         ]
         return operations, Update(self._update, weights.mlp_output_norm)
 
+    def _attention_norm(self, weights: LayerWeights[PackedWeight], update: Update | None) -> library.RmsNorm:
+        residual = self._hidden if update is None else self._middle
+        return self._norm(self._tokens, update, residual, self._hidden, weights.attention_norm, self._normed)
+
     def _product(self, weight: PackedWeight, rows: int, x: torch.Tensor, out: torch.Tensor) -> list[library.Operation]:
-        return weight.operations(rows, x, out, self._quantized[weight.k])
+        return with_prologue(rows, weight.operations(rows, x, out, self._quantized[weight.k]))
+
+    def _normed_product(
+        self, norm: library.RmsNorm, weight: PackedWeight, out: torch.Tensor
+    ) -> list[library.Operation]:
+        product = weight.operations(norm.rows, self._normed, out, self._quantized[weight.k])
+        return with_prologue(norm.rows, [norm, *product])
 
     def _norm(
-        self, rows: int, update: Update | None, residual: torch.Tensor, weight: torch.Tensor | None, out: torch.Tensor
+        self,
+        rows: int,
+        update: Update | None,
+        residual: torch.Tensor,
+        total: torch.Tensor | None,
+        weight: torch.Tensor | None,
+        out: torch.Tensor,
     ) -> library.RmsNorm:
-        return rms_norm(rows, update, residual, weight, out, self._eps)
+        return rms_norm(rows, update, residual, total, weight, out, self._eps)
 
     def _pick_rows(self, source: torch.Tensor, out: torch.Tensor) -> library.RmsNorm:
         """Copies the rows that are asked for."""
-        copy = rms_norm(self._rows, None, source, None, out, self._eps)
+        copy = rms_norm(self._rows, None, source, None, None, out, self._eps)
         copy.row_index = self._query_rows.data_ptr()
         return copy
 
@@ -230,9 +255,10 @@ class HeadProgram:
         normed = memory.allocate((capacity, spec.hidden_size), weights.dtype)
         scratch = QuantizedRows(capacity, spec.hidden_size)
         self._logits = memory.allocate((capacity, spec.vocab_size), torch.float32)
-        self._norm = rms_norm(rows, None, normed, weights.norm, normed, spec.rms_norm_eps)
+        self._norm = rms_norm(rows, None, normed, None, weights.norm, normed, spec.rms_norm_eps)
         product = weights.head.operations(rows, normed, self._logits, scratch)
-        self._recording = library.Recording([self._norm, *product], keep_alive=(weights, normed, scratch))
+        operations = with_prologue(rows, [self._norm, *product])
+        self._recording = library.Recording(operations, keep_alive=(weights, normed, scratch))
         self._softcap = spec.logit_softcap
         self._hidden = self._result = torch.empty(0)
 
@@ -249,17 +275,19 @@ def rms_norm(
     rows: int,
     update: Update | None,
     residual: torch.Tensor,
+    total: torch.Tensor | None,
     weight: torch.Tensor | None,
     out: torch.Tensor,
     eps: float,
 ) -> library.RmsNorm:
-    """See csrc/args.h. residual: [>= rows, size], contiguous."""
+    """See csrc/args.h. residual: [>= rows, size], contiguous; total: likewise, takes the residual and the update."""
     update_norm = None if update is None else update.norm
     return library.RmsNorm(
         rows=rows,
         x=None if update is None else update.values.data_ptr(),
         x_weight=_address(update_norm),
         residual=residual.data_ptr(),
+        sum=_address(total),
         weight=_address(weight),
         out=out.data_ptr(),
         size=residual.shape[1],
@@ -271,6 +299,13 @@ def rms_norm(
 
 def _address(tensor: torch.Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
+
+
+def with_prologue(rows: int, operations: list[library.Operation]) -> list[library.Operation]:
+    """operations: a product behind what leads up to it, whose results nothing else reads."""
+    if len(operations) == 1:
+        return operations
+    return [library.Prologue(rows=rows, operations=len(operations) - 1), *operations]
 
 
 def _in_row_blocks(rows: int, operations: list[library.Operation]) -> list[library.Operation]:

@@ -195,6 +195,16 @@ def test_a_stop_string_may_be_a_special_token_that_the_text_leaves_out(
     assert (outputs[-1].outputs[0].finish_reason, outputs[-1].outputs[0].stop_reason) == ("stop", stop)
 
 
+@pytest.mark.parametrize("skip", [True, False])
+def test_more_than_a_special_token_is_looked_for_in_the_text_which_may_leave_that_out(
+    byte_level: Tokenizer, generate: Generate, skip: bool
+) -> None:
+    token_ids = byte_level.encode("one<|im_end|>\ntwo", add_special_tokens=False)
+    stop = "<|im_end|>\n"
+    outputs = generate(byte_level, token_ids, SamplingParams(stop=[stop], skip_special_tokens=skip, max_tokens=100))
+    assert (text_of(outputs), outputs[-1].outputs[0].stop_reason) == (("one\ntwo", None) if skip else ("one", stop))
+
+
 def test_a_stop_string_that_is_no_token_is_not_taken_for_the_unknown_one(
     tokenizers: dict[str, Tokenizer], generate: Generate
 ) -> None:

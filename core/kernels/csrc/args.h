@@ -39,15 +39,16 @@ struct EmbedArgs {
     int64_t dtype;
 };
 
-// residual += x (skipped where x is null; x is normalised before where x_weight is given), then out = residual normalised
-// (merely copied where weight is null). With `row_index`, and no x, only those rows of the residual are taken, into
-// consecutive rows of out. What is normalised is rounded to its dtype before a weight of that dtype multiplies it, and
+// sum = residual + x (x is normalised before where x_weight is given; without x the sum is the residual), then out = sum
+// normalised (merely copied where weight is null). With `row_index`, and no x, only those rows of the residual are taken,
+// into consecutive rows of out. What is normalised is rounded to its dtype before a weight of that dtype multiplies it, and
 // after a wide one does, which is FLOAT32.
 struct RmsNormArgs {
     const int64_t* rows;
     const void* x;
     const void* x_weight;  // [size] or null
     void* residual;
+    void* sum;  // null: the residual itself takes it
     const void* weight;  // [size] or null
     void* out;
     const int64_t* row_index;
@@ -219,6 +220,13 @@ struct RowBlocksArgs {
     int64_t operations;
 };
 
+// The next `operations`, a norm, a quantisation or both, lead up to the product behind them, and nobody else reads what they
+// leave. Where values are few, every thread computes them for itself, which is cheaper than waiting for each other.
+struct PrologueArgs {
+    const int64_t* rows;
+    int64_t operations;
+};
+
 enum Kind : int64_t {
     EMBED = 0,
     RMS_NORM = 1,
@@ -233,6 +241,7 @@ enum Kind : int64_t {
     ROW_BLOCKS = 10,
     PLACE = 11,
     PENALTIES = 12,
+    PROLOGUE = 13,
 };
 
 struct Op {

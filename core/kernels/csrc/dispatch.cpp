@@ -6,7 +6,7 @@
 
 #define DECLARE(isa) \
     namespace isa { \
-    void run(const Op* ops, int64_t count, int threads); \
+    int64_t run(const Op* ops, int64_t count, int threads); \
     }
 DECLARE(portable)
 #if defined(__x86_64__)
@@ -47,6 +47,7 @@ extern "C" __attribute__((visibility("default"))) int64_t corespan_args_size(int
         case LOGPROBS: return sizeof(LogprobsArgs);
         case PENALTIES: return sizeof(PenaltiesArgs);
         case ROW_BLOCKS: return sizeof(RowBlocksArgs);
+        case PROLOGUE: return sizeof(PrologueArgs);
         case PLACE: return sizeof(PlaceArgs);
         default: return 0;
     }
@@ -55,7 +56,8 @@ extern "C" __attribute__((visibility("default"))) int64_t corespan_args_size(int
 // Of the sources that this was built from: Python compares it with those beside it.
 extern "C" __attribute__((visibility("default"))) int64_t corespan_source_hash() { return CORESPAN_SOURCE_HASH; }
 
-extern "C" __attribute__((visibility("default"))) void corespan_run(int level, const Op* ops, int64_t count, int threads) {
+// Runs the operations; returns how often the threads waited for each other.
+extern "C" __attribute__((visibility("default"))) int64_t corespan_run(int level, const Op* ops, int64_t count, int threads) {
     switch (level) {
 #if defined(__x86_64__)
         case 3: return avx512bf16::run(ops, count, threads);

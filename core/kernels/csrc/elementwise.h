@@ -29,13 +29,14 @@ INLINE Vec weighted(Vec normalised, const W* weight) {
 template <class T, class W>
 void rms_norm(const RmsNormArgs& a, Team& team) {
     team.share_rows(a.rows, [&](int64_t row) {
-        T* residual = (T*)a.residual + (a.row_index ? a.row_index[row] : row) * a.size;
+        const T* residual = (const T*)a.residual + (a.row_index ? a.row_index[row] : row) * a.size;
+        T* sums = a.x ? (T*)(a.sum ? a.sum : a.residual) + row * a.size : nullptr;
         const T* x = (const T*)a.x + row * a.size;
         const W *x_weight = (const W*)a.x_weight, *weight = (const W*)a.weight;
         T* out = (T*)a.out + row * a.size;
         auto sum = [&](int64_t i, Vec addend) __attribute__((always_inline)) {
-            store(residual + i, load(residual + i) + addend);
-            return load(residual + i);
+            store(sums + i, load(residual + i) + addend);
+            return load(sums + i);
         };
         Vec scale;
         if (!a.x) {
@@ -48,10 +49,11 @@ void rms_norm(const RmsNormArgs& a, Team& team) {
                 return sum(i, rounded<T>(weighted<T>(load(x + i) * x_scale, x_weight + i)));
             });
         }
+        const T* total = a.x ? sums : residual;
         if (!weight) {
-            memcpy(out, residual, a.size * sizeof(T));
+            memcpy(out, total, a.size * sizeof(T));
             return;
         }
-        for (int64_t i = 0; i < a.size; i += 16) store(out + i, weighted<T>(load(residual + i) * scale, weight + i));
+        for (int64_t i = 0; i < a.size; i += 16) store(out + i, weighted<T>(load(total + i) * scale, weight + i));
     });
 }

@@ -63,15 +63,55 @@ static void run_row_blocks(const Op* ops, const RowBlocksArgs& a, Team& team) {
     });
 }
 
+constexpr int64_t PROLOGUE_VALUES = 4096;  // computing so many takes no longer than waiting for a thread that does
+
+// Whether the operations before the product are so small that each thread does them for itself.
+static bool is_apart(const Op* ops, const PrologueArgs& a) {
+    const RmsNormArgs* norm = ops[0].kind == RMS_NORM ? (const RmsNormArgs*)ops[0].args : nullptr;
+    const GemmArgs& product = *(const GemmArgs*)ops[a.operations].args;
+    const bool overwrites = norm && norm->x && !norm->sum;  // what the others read
+    return !overwrites && *a.rows * product.k <= PROLOGUE_VALUES;
+}
+
+// Leaves the results in this thread's own memory, but for the sum, which the first thread puts where it belongs.
+static void run_prologue(const Op* ops, const PrologueArgs& a, Team& alone, Team& team) {
+    static thread_local Array<bf16> normed, sums;
+    static thread_local Array<int8_t> values;
+    static thread_local Array<float> scales, totals;
+    static thread_local Array<int32_t> block_sums;
+    const int64_t rows = *a.rows;
+    GemmArgs product = *(const GemmArgs*)ops[a.operations].args;
+    const void* x = nullptr;
+    for (const Op* op = ops; op < ops + a.operations; op++) {
+        if (op->kind == RMS_NORM) {
+            RmsNormArgs norm = *(const RmsNormArgs*)op->args;
+            if (norm.x && team.rank) norm.sum = sums.at_least(rows * norm.size);
+            product.x = x = norm.out = normed.at_least(rows * norm.size);
+            execute({RMS_NORM, &norm}, alone);
+        } else {
+            QuantizeArgs quantized = *(const QuantizeArgs*)op->args;
+            if (x) quantized.x = x;
+            product.x = quantized.out = values.at_least(rows * quantized.k);
+            product.x_scales = quantized.scales = scales.at_least(rows * quantized.k / quantized.block);
+            product.x_sums = quantized.sums = block_sums.at_least(rows * quantized.k / quantized.block);
+            product.x_totals = quantized.totals = totals.at_least(rows);
+            execute({QUANTIZE, &quantized}, alone);
+        }
+    }
+    execute({GEMM, &product}, team);
+}
+
 static Bytes weights_of_product(const Op& op, const Team& team) { BY_FORMAT(first_weights, GemmArgs) }
 
-void run(const Op* ops, int64_t count, int threads) {
+int64_t run(const Op* ops, int64_t count, int threads) {
     static thread_local Room room;  // outlives the run: its memory is in place in the next
+    int64_t num_syncs = 0;
     TeamState state;
     state.room = &room;
 #pragma omp parallel num_threads(threads)
     {
         Team team(state, omp_get_thread_num(), omp_get_num_threads());
+        TeamState of_one;
         int64_t product = -1;  // the next one
         for (int64_t i = 0; i < count; i++) {
             if (product < i) {
@@ -84,11 +124,20 @@ void run(const Op* ops, int64_t count, int threads) {
                 team.sync();
                 run_row_blocks(ops + i + 1, a, team);
                 i += a.operations;
+            } else if (ops[i].kind == PROLOGUE) {
+                const PrologueArgs& a = *(const PrologueArgs*)ops[i].args;
+                if (!is_apart(ops + i + 1, a)) continue;
+                Team alone(of_one, Rows{0, *a.rows});
+                team.sync();
+                run_prologue(ops + i + 1, a, alone, team);
+                i += a.operations + 1;
             } else {
                 team.sync();
                 execute(ops[i], team);
             }
         }
         team.sync();  // waits more sparingly than the region's own end
+        if (team.rank == 0) num_syncs = team.num_syncs();
     }
+    return num_syncs;
 }

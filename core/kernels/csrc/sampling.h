@@ -32,6 +32,19 @@ INLINE Vec where_at_least(Vec value, Vec bound, Vec x) {
     return x;
 }
 
+// Lane j: that of x where bit j is set, else -inf.
+INLINE Vec lanes_of(uint32_t bits, Vec x) {
+#if LANES_16
+    x.part[0] = (vfloat)_mm512_mask_blend_ps((__mmask16)bits, _mm512_set1_ps(-INFINITY), (__m512)x.part[0]);
+#else
+    alignas(64) static constexpr uint32_t LANE[16] = {1,   2,   4,    8,    16,   32,   64,    128,
+                                                      256, 512, 1024, 2048, 4096, 8192, 16384, 32768};
+    const Words lane = load_words(LANE);
+    EACH_PART x.part[i] = (lane.part[i] & bits) != 0 ? x.part[i] : splat(-INFINITY).part[i];
+#endif
+    return x;
+}
+
 // Sixteen sums in double precision of values that come in single.
 struct Doubles {
     double lane[16] = {};
@@ -249,15 +262,9 @@ private:
     static const float* masked(const float* x, int64_t n, const uint32_t* allowed) {
         static thread_local Array<float> buffer;
         float* out = buffer.at_least(n);
-        for (int64_t start = 0; start < n; start += 32) {
-            const uint32_t bits = allowed[start / 32];
-            const int64_t end = smaller(n, start + 32);
-            if (bits == ~0u) {
-                memcpy(out + start, x + start, (end - start) * sizeof(float));
-            } else {
-                for (int64_t i = start; i < end; i++) out[i] = bits >> (i - start) & 1 ? x[i] : -INFINITY;
-            }
-        }
+        int64_t i = 0;
+        for (; i + 16 <= n; i += 16) store(out + i, lanes_of(allowed[i / 32] >> i % 32, load(x + i)));
+        for (; i < n; i++) out[i] = allowed[i / 32] >> i % 32 & 1 ? x[i] : -INFINITY;
         return out;
     }
 

@@ -74,6 +74,8 @@ public:
     const int rank;
     const int size;
 
+    int64_t num_syncs() const { return phase_; }
+
     // What this thread will read before long, and fetches meanwhile where it has to wait for others.
     void expect(Bytes bytes) { expected_ = bytes; }
 

@@ -8,6 +8,7 @@ import torch
 from corespan.core.attention.interface import AttentionMetadata
 from corespan.core.attention.native import NativeAttentionBackend
 from corespan.core.attention.torch_backend import TorchAttentionBackend
+from corespan.core.kernels import library
 from corespan.core.models.spec import AttentionSpec
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
@@ -154,3 +155,31 @@ def test_strided_views_of_a_merged_projection_are_taken_as_they_are(isa: str) ->
     q, k, v = torch.cat((case.q, case.k, case.v), dim=1).split((4, 2, 2), dim=1)
     cache.zero_()
     assert torch.equal(backend.forward(q, k, v, cache, case.full), expected)
+
+
+def test_a_long_context_is_shared_out_by_its_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One sequence of 43 partitions, 8 kv heads of 128: threads with less than four heads each share partitions, wait
+    once more, and merge; and no bit depends on their number."""
+    context = 43 * 512
+    generator = torch.Generator().manual_seed(0)
+    step = make_metadata([1], [context], 16, generator)
+    spec = AttentionSpec(8, 8, 128, scale=128**-0.5, rotary=None, window=None)
+    backend = NativeAttentionBackend(spec, 16, torch.bfloat16)
+    cache = backend.allocate(context // 16 + 1)
+    values = torch.randn(1 << 18, generator=generator).bfloat16()
+    for part in cache.view(-1).split(1 << 18):
+        part.copy_(values[: len(part)])
+    q, k, v = (torch.randn(1, 8, 128, generator=generator).bfloat16() for _ in range(3))
+    num_syncs: list[int] = []
+    monkeypatch.setattr(library, "run", lambda *given: num_syncs.append(library.Recording(given).run()))
+    results = []
+    before = torch.get_num_threads()
+    for threads in (1, 2, 3, 16):
+        torch.set_num_threads(threads)
+        results.append(backend.forward(q, k, v, cache, step))
+    torch.set_num_threads(before)
+
+    write, attend, end = 1, 1, 1
+    whole = write + attend + end
+    assert num_syncs == [whole, whole, whole + 1, whole + 1]
+    assert all(torch.equal(result, results[0]) for result in results)

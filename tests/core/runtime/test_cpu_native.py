@@ -10,6 +10,7 @@ import torch
 from step_driver import StepDriver, make_vllm_config
 from tiny_models import build_tiny_model
 
+from corespan.core.kernels import library
 from corespan.core.runtime.cpu_native import NativeRuntime
 from corespan.core.runtime.cpu_torch import TorchRuntime
 from corespan.core.scheduler.runner_messages import NewRequestData
@@ -153,3 +154,28 @@ def test_a_quantisation_without_kernels_to_run_it_is_said_to_be_slow(
     with caplog.at_level("WARNING", logger="corespan.core"):
         make_worker(model_dir, dtype, "int8")
     assert "quantization is 'int8'" in caplog.text and "slow" in caplog.text
+
+
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_threads_wait_six_times_a_layer_where_few_tokens_are_computed(
+    tmp_path: Path, quantization: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For norms and products, those of an MLP, and rotary and attention; eight times in bf16 and twelve in int8 where
+    each norm and quantisation is one thread's work for all."""
+    build_tiny_model(tmp_path, VARIANTS[0])
+    worker = make_worker(tmp_path, "bfloat16", quantization)
+    if not isinstance(worker.runtime, NativeRuntime):
+        pytest.skip("no native kernels for bfloat16")
+    run, num_syncs = library.Recording.run, []
+    monkeypatch.setattr(library.Recording, "run", lambda *arguments: num_syncs.append(run(*arguments)))
+    driver = StepDriver(worker)
+    driver.add("a", list(range(100)))
+
+    driver.step({"a": 99})
+    many, num_syncs[:] = num_syncs[:1], []
+    driver.step({"a": 1})
+
+    embedding, last_layer, head, end = 1, 10, 1, 1  # the last layer has its queries apart
+    assert num_syncs[:2] == [embedding + 2 * 6 + last_layer + end, head + end]
+    per_layer, more_for_keys = (12, 2) if quantization else (8, 1)
+    assert many == [embedding + 2 * per_layer + last_layer + more_for_keys + end]
