@@ -41,7 +41,8 @@ def wheel(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_wheel_holds_exactly_the_rooms(wheel: Path, tree: Path) -> None:
     python = [tree / "__init__.py", *(path for room in ROOMS for path in (tree / room).rglob("*.py"))]
-    data = [tree / "py.typed", *(tree / "server" / "page").iterdir()]
+    header = tree / "core" / "kernels" / "csrc" / "args.h"  # of the kernels' sources what Python reads too
+    data = [tree / "py.typed", header, *(tree / "server" / "page").iterdir()]
     expected = {f"corespan/{path.relative_to(tree).as_posix()}" for path in [*python, *data]}
 
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
