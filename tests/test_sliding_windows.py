@@ -1,5 +1,5 @@
-"""Models with sliding windows, over the clients: contexts of many windows, with the memory of one, give transformers'
-tokens."""
+"""Models with sliding windows, Mistral and Gemma 3, over the clients: contexts of many windows, with the memory of one,
+give transformers' tokens."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,24 +13,19 @@ from tiny_models import build_model
 
 from corespan import SamplingParams
 
-WINDOW = 24
+WINDOW = 12
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "all_layers": ("Mistral", {"sliding_window": WINDOW}),
     "five_of_six": (
-        "Qwen3",
-        {
-            "num_hidden_layers": 6,
-            "head_dim": 16,
-            "use_sliding_window": True,
-            "sliding_window": WINDOW,
-            "layer_types": ["sliding_attention"] * 5 + ["full_attention"],
-        },
+        "Gemma3",
+        {"num_hidden_layers": 6, "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": WINDOW},
     ),
 }
-STEP = {"max_num_batched_tokens": 32, "max_num_seqs": 8}
-BLOCKS_OF_A_WINDOW = 5  # for the 23 tokens of a window before a step, its 32 and where they begin: 16 tokens each
-SMALLEST_CACHE = {"all_layers": BLOCKS_OF_A_WINDOW, "five_of_six": 5 * BLOCKS_OF_A_WINDOW + 512 // 16}
-"""Blocks with which a request of 512 tokens can be computed."""
+STEP = {"max_num_batched_tokens": 16, "max_num_seqs": 8}
+MAX_MODEL_LEN = 256
+BLOCKS_OF_A_WINDOW = 3  # for the 11 tokens before a step that it reads, its 16, and where they begin: 16 tokens each
+SMALLEST_CACHE = {"all_layers": BLOCKS_OF_A_WINDOW, "five_of_six": 5 * BLOCKS_OF_A_WINDOW + MAX_MODEL_LEN // 16}
+"""Blocks with which a request of that many tokens can be computed."""
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -73,8 +68,8 @@ def assert_greedy(model: Reference, prompt: list[int], output: list[int]) -> Non
 
 
 def test_contexts_of_many_windows_equal_transformers(windowed: Any, transformers_model: Reference) -> None:
-    prompts = [token_ids(length, seed=3) for length in (1, WINDOW, 100, 20 * WINDOW)]
-    outputs = windowed.generate([{"prompt_token_ids": prompt} for prompt in prompts], greedy(30))
+    prompts = [token_ids(length, seed=3) for length in (1, WINDOW, 50, 19 * WINDOW)]
+    outputs = windowed.generate([{"prompt_token_ids": prompt} for prompt in prompts], greedy(20))
     for prompt, output in zip(prompts, tokens(outputs), strict=True):
         assert_greedy(transformers_model, prompt, output)
 
@@ -82,38 +77,40 @@ def test_contexts_of_many_windows_equal_transformers(windowed: Any, transformers
 def test_the_prefix_cache_serves_windows(windowed: Any, transformers_model: Reference) -> None:
     """Prompts that begin alike and part many windows later share what the last window before that needs."""
     windowed.call("reset_prefix_cache")
-    stem = token_ids(300, seed=5)
-    prompts = [stem, stem, stem[:200] + token_ids(70, seed=6), stem[:20] + token_ids(70, seed=7)]
-    outputs = [windowed.generate({"prompt_token_ids": prompt}, greedy(20))[0] for prompt in prompts]
+    stem = token_ids(200, seed=5)
+    prompts = [stem, stem, stem[:100] + token_ids(40, seed=6), stem[:20] + token_ids(40, seed=7)]
+    outputs = [windowed.generate({"prompt_token_ids": prompt}, greedy(8))[0] for prompt in prompts]
     for prompt, output in zip(prompts, tokens(outputs), strict=True):
         assert_greedy(transformers_model, prompt, output)
-    assert [output.num_cached_tokens for output in outputs] == [0, 288, 192, 16]
+    assert [output.num_cached_tokens for output in outputs] == [0, 192, 96, 16]
 
 
 def test_a_cache_of_a_window_and_a_step_serves_a_request_of_many_windows(
     make_windowed: Callable[..., Any], kind: str, transformers_model: Reference
 ) -> None:
-    small = make_windowed(num_gpu_blocks_override=SMALLEST_CACHE[kind], max_model_len=512, disable_log_stats=False)
-    for length in (20 * WINDOW, 10):
+    small = make_windowed(
+        num_gpu_blocks_override=SMALLEST_CACHE[kind], max_model_len=MAX_MODEL_LEN, disable_log_stats=False
+    )
+    for length in (19 * WINDOW, 10):
         prompt = token_ids(length, seed=8)
-        (output,) = small.generate({"prompt_token_ids": prompt}, greedy(512 - length))
+        (output,) = small.generate({"prompt_token_ids": prompt}, greedy(MAX_MODEL_LEN - length))
         assert_greedy(transformers_model, prompt, tokens([output])[0])
     metrics = {metric.name: metric for metric in small.call("get_metrics")}
     assert metrics["vllm:num_preemptions"].value == 0
     assert metrics["vllm:kv_cache_usage_perc"].value == 0
     with pytest.raises(ValueError, match=f"needs {SMALLEST_CACHE[kind]} KV blocks"):
-        make_windowed(num_gpu_blocks_override=SMALLEST_CACHE[kind] - 1, max_model_len=512)
+        make_windowed(num_gpu_blocks_override=SMALLEST_CACHE[kind] - 1, max_model_len=MAX_MODEL_LEN)
 
 
 def test_preemption_drafts_and_prompt_logprobs_change_nothing(
     make_windowed: Callable[..., Any], windowed: Any, kind: str, transformers_model: Reference
 ) -> None:
     prompts = [{"prompt_token_ids": token_ids(length, seed=9)} for length in (7, 12, 9, 10, 11, 90)]
-    params = [greedy(100, prompt_logprobs=0 if index == 5 else None) for index in range(len(prompts))]
-    params[1] = SamplingParams(temperature=0.8, seed=4, max_tokens=100, ignore_eos=True)
+    params = [greedy(60, prompt_logprobs=0 if index == 5 else None) for index in range(len(prompts))]
+    params[1] = SamplingParams(temperature=0.8, seed=4, max_tokens=60, ignore_eos=True)
     cramped = make_windowed(
-        num_gpu_blocks_override=SMALLEST_CACHE[kind] + 3,
-        max_model_len=512,
+        num_gpu_blocks_override=SMALLEST_CACHE[kind] + 2,
+        max_model_len=MAX_MODEL_LEN,
         speculative_config={"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1},
         disable_log_stats=False,
     )

@@ -106,11 +106,12 @@ class BlockPool:
 
         Raises ValueError when fewer are free.
         """
-        if num_blocks > self.num_free_blocks:
-            raise ValueError(f"{num_blocks} blocks wanted, {self.num_free_blocks} free")
+        queue = self.free_queue
+        if num_blocks > queue.num_free_blocks:
+            raise ValueError(f"{num_blocks} blocks wanted, {queue.num_free_blocks} free")
         blocks = []
         for _ in range(num_blocks):
-            block = self.free_queue.popleft()
+            block = queue.popleft()
             if block.block_hash is not None:
                 del self.block_by_hash[block.block_hash]
                 block.block_hash = None

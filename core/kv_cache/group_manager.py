@@ -43,13 +43,13 @@ class GroupManager:
         num_own = sum(block.ref_cnt == 0 for block in prefix[first:])
         return min(-(-num_tokens // size) - len(prefix), most - num_own)
 
-    def num_missing(self, request_id: str, num_computed: int, num_tokens: int) -> int:
-        """Give back what is not read from token `num_computed` on; new blocks needed to go on up to `num_tokens`."""
+    def num_missing(self, request_id: str, num_computed: int, num_blocks: int) -> int:
+        """Give back what is not read from token `num_computed` on; how many the request lacks of `num_blocks`."""
         blocks = self.blocks[request_id]
         first = self._kind.first_read(num_computed) // self._block_size
         if first:
             self._give_back(blocks, first)
-        missing = -(-num_tokens // self._block_size) - len(blocks)
+        missing = num_blocks - len(blocks)
         return missing if missing > 0 else 0
 
     def _give_back(self, blocks: list[KVCacheBlock], end: int) -> None:
@@ -62,10 +62,10 @@ class GroupManager:
         self._pool.touch([null_block] * len(unread))
         self._pool.free(unread)
 
-    def extend(self, request_id: str, num_tokens: int) -> list[int]:
-        """Give the request the blocks it lacks for its first `num_tokens` tokens; their ids."""
+    def extend(self, request_id: str, num_blocks: int) -> list[int]:
+        """Give the request the blocks it lacks of `num_blocks`; their ids."""
         blocks = self.blocks[request_id]
-        new_blocks = self._pool.get_new_blocks(-(-num_tokens // self._block_size) - len(blocks))
+        new_blocks = self._pool.get_new_blocks(num_blocks - len(blocks))
         blocks += new_blocks
         return [block.block_id for block in new_blocks]
 

@@ -94,14 +94,14 @@ class KVCacheManager:
         Blocks that these do not attend to are given back. The new blocks' ids by group, [] if there are none; None, and
         none given, when there are not enough or fewer than `watermark` a group would be left.
         """
-        num_new = 0
+        num_blocks, num_new = -(-num_tokens // self.block_size), 0
         for group in self.groups:
-            num_new += group.num_missing(request_id, num_computed, num_tokens)
+            num_new += group.num_missing(request_id, num_computed, num_blocks)
         if num_new == 0:
             return []
-        if num_new + watermark * len(self.groups) > self.block_pool.num_free_blocks:
+        if num_new + watermark * len(self.groups) > self.block_pool.free_queue.num_free_blocks:
             return None
-        return [group.extend(request_id, num_tokens) for group in self.groups]
+        return [group.extend(request_id, num_blocks) for group in self.groups]
 
     def block_ids(self, request_id: str) -> list[list[int]]:
         """By group. The null block's id stands for blocks that are not read any more."""
@@ -112,8 +112,10 @@ class KVCacheManager:
 
     def cache_blocks(self, request_id: str, block_hashes: Sequence[bytes], num_tokens: int) -> None:
         """Let the blocks be found that are full once the step that is being planned has computed `num_tokens`."""
+        if not self.enable_caching:
+            return
         start, end = self._num_cached[request_id], num_tokens // self.block_size
-        if not self.enable_caching or end <= start:
+        if end <= start:
             return
         uncommitted = self._uncommitted.setdefault(request_id, [])
         for group in self.groups:

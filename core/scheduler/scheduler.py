@@ -206,24 +206,19 @@ class Scheduler:
         False when there were too few even after preempting others, and the request itself had to go.
         """
         start, block_size = request.num_computed_tokens, self._block_size
-        if (start % block_size == 0 or end - start > 1) and not self._allocate(request, end, plan):
-            return False
-        if end % block_size == 0 or end - start > 1:
+        is_chunk = end - start > 1
+        if is_chunk or start % block_size == 0:
+            while (new_blocks := self.kv_cache_manager.extend(request.request_id, start, end)) is None:
+                victim = self._preemption_victim()
+                plan.drop(victim)
+                plan.has_preempted = True
+                self._preempt(victim)
+                if victim is request:
+                    return False
+            if new_blocks:
+                plan.new_blocks[request.row] = new_blocks
+        if is_chunk or end % block_size == 0:
             self._cache_blocks(request, end)
-        return True
-
-    def _allocate(self, request: Request, end: int, plan: StepPlan) -> bool:
-        """Blocks for a running request's tokens up to `end`, preempting others for them; False as of `_take_blocks`."""
-        extend = self.kv_cache_manager.extend
-        while (new_blocks := extend(request.request_id, request.num_computed_tokens, end)) is None:
-            victim = self._preemption_victim()
-            plan.drop(victim)
-            plan.has_preempted = True
-            self._preempt(victim)
-            if victim is request:
-                return False
-        if new_blocks:
-            plan.new_blocks[request.row] = new_blocks
         return True
 
     def _cache_blocks(self, request: Request, end: int) -> None:

@@ -3,6 +3,7 @@
 import pytest
 from scheduling import Harness, check_blocks, expected_tokens, greedy, prompt
 
+from corespan.core.kv_cache.groups import FullAttention, LayerKind, SlidingWindow
 from corespan.core.scheduler.request import RequestStatus
 from corespan.protocol.outputs import FinishReason
 
@@ -31,9 +32,10 @@ def answers(h: Harness) -> list[list[int]]:
     return found[:-1]
 
 
+@pytest.mark.parametrize("kv_groups", [(FullAttention(),), (SlidingWindow(5), FullAttention())])
 @pytest.mark.parametrize("caching", [True, False])
-def test_each_piece_is_answered_behind_all_that_came_before(caching: bool) -> None:
-    h = Harness(enable_prefix_caching=caching)
+def test_each_piece_is_answered_behind_all_that_came_before(caching: bool, kv_groups: tuple[LayerKind, ...]) -> None:
+    h = Harness(enable_prefix_caching=caching, kv_groups=kv_groups)
     pieces = [prompt(20), prompt(7, 30), prompt(33, 11)]
     for piece in pieces:
         add_piece(h, piece)
