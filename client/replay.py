@@ -58,6 +58,7 @@ class UnfinishedRequests:
         """Only the first `max_num_seqs` requests can have been running; None: any."""
         self._max_num_seqs = max_num_seqs
         self._entries: dict[str, Entry] = {}
+        self._by_handle: dict[int, Entry] = {}  # of the same requests, those that have a handle
 
     @property
     def num_held(self) -> int:
@@ -65,11 +66,15 @@ class UnfinishedRequests:
         return sum(not entry.sent for entry in self._entries.values())
 
     def add(self, request: EngineCoreRequest) -> None:
-        self._entries[request.request_id] = Entry(request, list(request.output_token_ids))
+        entry = self._entries[request.request_id] = Entry(request, list(request.output_token_ids))
+        if request.handle:
+            self._by_handle[request.handle] = entry
 
     def discard(self, request_ids: Iterable[str]) -> None:
         for request_id in request_ids:
-            self._entries.pop(request_id, None)
+            entry = self._entries.pop(request_id, None)
+            if entry is not None:
+                self._by_handle.pop(entry.request.handle, None)
 
     def record(self, outputs: EngineCoreOutputs) -> None:
         """Takes note of outputs that the shell is going to see."""
@@ -80,7 +85,12 @@ class UnfinishedRequests:
             entry.tokens += output.new_token_ids
             entry.progress += len(output.new_token_ids)
             if output.finish_reason is not None:
-                del self._entries[output.request_id]
+                self.discard([output.request_id])
+        for handle, token_id in zip(outputs.handles, outputs.token_ids, strict=True):
+            entry = self._by_handle.get(handle)
+            if entry is not None:
+                entry.tokens.append(token_id)
+                entry.progress += 1
 
     def take_due(self) -> list[EngineCoreRequest]:
         """The requests to be sent now; they count as sent from here on."""

@@ -290,7 +290,7 @@ def _ends_of(requests: list[EngineCoreRequest], reason: str) -> EngineCoreOutput
             finish_reason=FinishReason.ERROR,
             stop_reason=reason,
             trace_headers=request.trace_headers,
-            generation=request.generation,
+            handle=request.handle,
         )
         for request in requests
     ]

@@ -267,7 +267,7 @@ class OutputThread(threading.Thread):
                 finish_reason=FinishReason.ERROR,
                 stop_reason=text_of(error),
                 trace_headers=output.trace_headers,
-                generation=output.generation,
+                handle=output.handle,
             )
         return output
 

@@ -170,7 +170,7 @@ class EngineCore:
                 finish_reason=reason,
                 stop_reason=stop_reason,
                 trace_headers=request.trace_headers,
-                generation=request.generation,
+                handle=request.handle,
             )
             by_client.setdefault(request.client_index, []).append(output)
         for client_index, outputs in by_client.items():

@@ -158,7 +158,8 @@ class LLMEngine(EngineBase):
             return []
         outputs = self.engine_core.get_output()
         iteration_stats = IterationStats() if self.log_stats else None
-        processed = self.output_processor.process_outputs(outputs.outputs, outputs.timestamp, iteration_stats)
+        tokens = zip(outputs.handles, outputs.token_ids, strict=True)
+        processed = self.output_processor.process_outputs(outputs.outputs, outputs.timestamp, iteration_stats, tokens)
         self.engine_core.abort_requests(processed.reqs_to_abort)
         if self.logger_manager is not None:
             self.logger_manager.record(outputs.scheduler_stats, iteration_stats)

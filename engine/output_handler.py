@@ -84,12 +84,15 @@ class OutputHandler:
 
     async def _handle(self, outputs: EngineCoreOutputs) -> None:
         """In slices, between which other tasks get a turn."""
-        iteration_stats = IterationStats() if self._logger_manager is not None and outputs.outputs else None
-        for start in range(0, len(outputs.outputs), self._chunk_size):
+        tokens = list(zip(outputs.handles, outputs.token_ids, strict=True))
+        longest = max(len(outputs.outputs), len(tokens))
+        iteration_stats = IterationStats() if self._logger_manager is not None and longest else None
+        for start in range(0, longest, self._chunk_size):
             if start:
                 await asyncio.sleep(0)
+            part = slice(start, start + self._chunk_size)
             processed = self._output_processor.process_outputs(
-                outputs.outputs[start : start + self._chunk_size], outputs.timestamp, iteration_stats
+                outputs.outputs[part], outputs.timestamp, iteration_stats, tokens[part]
             )
             await self._engine_core.abort_requests_async(processed.reqs_to_abort)
         if self._logger_manager is not None:

@@ -72,8 +72,7 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, omit_defaults=True, gc=F
     """What one step added to one request.
 
     `stop_reason` is the stop token's id, or what went wrong (`FinishReason.ERROR`), or "repetition_detected"
-    (`FinishReason.REPETITION`). `trace_headers` are the request's own, on the output that ends it, and `generation` is,
-    on the first one.
+    (`FinishReason.REPETITION`). `handle` is the request's own; so are `trace_headers`, on the output that ends it.
     """
 
     request_id: str
@@ -85,7 +84,7 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, omit_defaults=True, gc=F
     events: list[EngineCoreEvent] | None = None
     prefill_stats: PrefillStats | None = None
     trace_headers: dict[str, str] | None = None
-    generation: int = 0
+    handle: int = 0
 
     @property
     def finished(self) -> bool:
@@ -136,13 +135,19 @@ class SchedulerStats(msgspec.Struct, array_like=True, omit_defaults=True, gc=Fal
 
 
 class EngineCoreOutputs(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
-    """One frame from the core: the outputs of a step, or the answer to a utility call, or both."""
+    """One frame from the core: the outputs of a step, or the answer to a utility call, or both.
+
+    A request that got one token in the step, and of which there is nothing else to say, has no entry in `outputs`: its
+    handle and its token stand in `handles` and `token_ids`, [n] each, at the same place.
+    """
 
     engine_index: int = 0
     outputs: list[EngineCoreOutput] = []
     scheduler_stats: SchedulerStats | None = None
     timestamp: float = 0.0  # the core's monotonic clock, seconds
     utility_output: UtilityOutput | None = None
+    handles: list[int] = []
+    token_ids: list[int] = []
 
 
 ENGINE_CORE_DEAD = b"ENGINE_CORE_DEAD"

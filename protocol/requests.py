@@ -25,7 +25,8 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, omit_defaults=True, gc=
     which is preempted or moved to a new core goes on with the tokens it would have had.
     `params` says what is asked for; a form for another kind of request joins it in a union, told apart by its tag.
     `output_token_ids` are tokens generated before (by a core that has since died); generation continues behind them.
-    `generation` tells requests apart that have one id, one after the other; their first output carries it.
+    `handle` is the shell's number for the request, what short outputs call it (see `EngineCoreOutputs`); another one for
+    each request, even if one has the id that another had before. 0: it has none.
     `prompt_embeds`: [num_prompt_tokens, hidden_size] float32, in place of token ids.
     """
 
@@ -42,7 +43,7 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, omit_defaults=True, gc=
     prompt_embeds: np.ndarray | None = None
     output_token_ids: list[int] = []
     resumable: bool = False  # more prompt may follow under the same id
-    generation: int = 0
+    handle: int = 0
 
 
 REQUEST_SHUTDOWN = "request_shutdown"

@@ -52,7 +52,8 @@ class Request:
     """One generation request. `token_ids` holds prompt and output; the output starts at `num_prompt_tokens`.
 
     `num_computed_tokens` counts tokens whose keys and values are in the cache, those of the step being planned
-    included. `structured_output_state` belongs to the structured-output manager, `drafter` to the proposer of drafts.
+    included. `has_news`: its next output says more than a token. `structured_output_state` belongs to the
+    structured-output manager, `drafter` to the proposer of drafts.
 
     `request_id` is unique in the core, over all its clients (see `core_request_id`); `client_request_id` is what the
     client calls it.
@@ -68,7 +69,9 @@ class Request:
         "noise_seed",
         "cache_salt",
         "trace_headers",
-        "generation",
+        "handle",
+        "has_news",
+        "_always_has_news",
         "prompt_embeds",
         "resumable",
         "pending_prompts",
@@ -95,6 +98,7 @@ class Request:
         "_max_model_len",
         "_eos_token_id",
         "_stop_token_ids",
+        "_end_token_ids",
         "_min_num_tokens",
         "_max_num_tokens",
         "_repetition",
@@ -110,7 +114,7 @@ class Request:
         self.noise_seed = request.noise_seed
         self.cache_salt = request.cache_salt
         self.trace_headers = request.trace_headers
-        self.generation = request.generation  # 0 once an output has carried it
+        self.handle = request.handle
         self.prompt_embeds = request.prompt_embeds
         self.resumable = request.resumable
         self.pending_prompts: deque[Request] = deque()  # of a streamed prompt; a non-resumable one ends it
@@ -194,8 +198,11 @@ class Request:
         """
         self.token_ids.append(token_id)
         num_tokens = len(self.token_ids)
-        if num_tokens < self._min_num_tokens:
+        if num_tokens < self._max_num_tokens and token_id not in self._end_token_ids and self._repetition is None:
             return False
+        return num_tokens >= self._min_num_tokens and self._ends_with(token_id, num_tokens)
+
+    def _ends_with(self, token_id: int, num_tokens: int) -> bool:
         if token_id == self._eos_token_id:
             self.status = RequestStatus.FINISHED_STOPPED
         elif token_id in self._stop_token_ids:
@@ -212,6 +219,11 @@ class Request:
 
     def record_event(self, event_type: EventType) -> None:
         self.events.append(EngineCoreEvent(event_type, time.monotonic()))
+        self.has_news = True
+
+    def news_sent(self) -> None:
+        """An output has said what there was to say."""
+        self.has_news = self._always_has_news
 
     def reset_progress(self) -> None:
         """Nothing is computed any more; what was sampled stays and is computed again."""
@@ -253,8 +265,11 @@ class Request:
         self.use_structured_output = params.structured_outputs is not None
         self.skip_reading_prefix_cache = params.skip_reading_prefix_cache
         self.may_speculate = _draws_alone(params)
+        self._always_has_news = self.use_structured_output or self.num_logprobs is not None or self.handle == 0
+        self.has_news = True
         self._eos_token_id = params.eos_token_id
         self._stop_token_ids = frozenset(params.stop_token_ids)
+        self._end_token_ids = self._stop_token_ids | {self._eos_token_id}
         limit = self._max_model_len
         if params.max_tokens is not None:
             limit = min(limit, self.num_prompt_tokens + params.max_tokens)

@@ -329,18 +329,17 @@ class Scheduler:
             if request is None:
                 continue
             stopped = request.append_output_token(token_id)
-            if row in drafts:
+            if drafts and row in drafts:
                 following = runner_output.further_token_ids.get(row, [])
                 stopped = self._take_in_draft(request, len(drafts[row]), following, stopped, outputs)
-            else:
+            elif stopped or request.has_news:
                 if request.use_structured_output and not stopped:
                     stopped = not self._grammars.accept(request, token_id)
-                if request.num_logprobs is not None and logprobs is not None:
-                    outputs.add(request, [token_id], row_of(logprobs, line, request.num_logprobs))
-                elif stopped or request.events or request.prefill_stats is not None or request.generation:
-                    outputs.add(request, [token_id])
-                else:
-                    outputs.add_token(request, token_id)
+                k = request.num_logprobs
+                own_logprobs = None if logprobs is None or k is None else row_of(logprobs, line, k)
+                outputs.add(request, [token_id], own_logprobs)
+            else:
+                outputs.add_token(request, token_id)
             if stopped:
                 self._finish_running(request)
         return outputs.build(self.make_stats() if self._log_stats else None)

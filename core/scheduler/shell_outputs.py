@@ -1,7 +1,6 @@
 """Turns a step's results into the messages the shell receives, one frame per client. Used by the scheduler."""
 
 import time
-from collections import defaultdict
 
 from ...protocol.outputs import EngineCoreOutput, EngineCoreOutputs, LogprobsArrays, SchedulerStats
 from .request import Request
@@ -11,11 +10,12 @@ class ShellOutputs:
     """Collects the outputs of one step by client."""
 
     def __init__(self) -> None:
-        self._by_client: defaultdict[int, list[EngineCoreOutput]] = defaultdict(list)
+        self._now = time.monotonic()
+        self._frames: dict[int, EngineCoreOutputs] = {}
 
     def add(self, request: Request, new_token_ids: list[int], logprobs: LogprobsArrays | None = None) -> None:
         """What the step added to the request; what is said once (its end, events, prompt figures) comes along."""
-        output = EngineCoreOutput(request.client_request_id, new_token_ids)
+        output = EngineCoreOutput(request.client_request_id, new_token_ids, handle=request.handle)
         if request.is_finished:
             output.finish_reason = request.finish_reason
             output.stop_reason = request.stop_reason
@@ -29,28 +29,29 @@ class ShellOutputs:
         if request.events:
             output.events = request.events
             request.events = []
-        if request.generation:
-            output.generation = request.generation
-            request.generation = 0
         if request.prefill_stats is not None:
             output.prefill_stats = request.prefill_stats
             request.prefill_stats = None
-        self._by_client[request.client_index].append(output)
+        request.news_sent()
+        self._frame(request.client_index).outputs.append(output)
 
     def add_token(self, request: Request, token_id: int) -> None:
         """The hot path's `add`: one token and nothing else to report."""
-        self._by_client[request.client_index].append(EngineCoreOutput(request.client_request_id, [token_id]))
+        frame = self._frame(request.client_index)
+        frame.handles.append(request.handle)
+        frame.token_ids.append(token_id)
+
+    def _frame(self, client_index: int) -> EngineCoreOutputs:
+        frame = self._frames.get(client_index)
+        if frame is None:
+            frame = self._frames[client_index] = EngineCoreOutputs(timestamp=self._now)
+        return frame
 
     def build(self, stats: SchedulerStats | None) -> dict[int, EngineCoreOutputs]:
         """A frame per client that has outputs. The statistics go to client 0: of gauges, one client has the latest."""
-        now = time.monotonic()
-        frames = {
-            client_index: EngineCoreOutputs(outputs=outputs, timestamp=now)
-            for client_index, outputs in self._by_client.items()
-        }
         if stats is not None:
-            frames.setdefault(0, EngineCoreOutputs(outputs=[], timestamp=now)).scheduler_stats = stats
-        return frames
+            self._frame(0).scheduler_stats = stats
+        return self._frames
 
 
 def row_of(logprobs: LogprobsArrays, row: int, num_logprobs: int) -> LogprobsArrays:

@@ -82,9 +82,13 @@ class IterationStats:
             self._update_from_event(event, request_stats)
         if output.prefill_stats is not None:
             self._update_from_prefill(output.prefill_stats)
-        num_new_tokens = len(output.new_token_ids)
-        if num_new_tokens == 0:
-            return
+        if output.new_token_ids:
+            self.update_from_tokens(len(output.new_token_ids), engine_core_timestamp, request_stats)
+
+    def update_from_tokens(
+        self, num_new_tokens: int, engine_core_timestamp: float, request_stats: RequestStateStats
+    ) -> None:
+        """As `update_from_output`, where there are tokens and no other news."""
         self.num_generation_tokens += num_new_tokens
         if request_stats.num_generation_tokens == 0:
             request_stats.first_token_ts = engine_core_timestamp

@@ -4,8 +4,10 @@ Owned by an engine, which feeds it every batch of outputs from the core. It owns
 running request.
 """
 
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from ...protocol.errors import errors_of, may_be_ctrl_c, raised_in
 from ...protocol.outputs import EngineCoreOutput, FinishReason
@@ -22,6 +24,8 @@ from .request_output import RequestOutput
 from .request_state import RequestState
 from .tracing import RequestTracer
 
+T = TypeVar("T")
+
 
 @dataclass(slots=True)
 class OutputProcessorOutput:
@@ -32,7 +36,7 @@ class OutputProcessorOutput:
 
 
 class OutputProcessor:
-    """Every running request's state, by internal id. All three tables are empty when nothing runs."""
+    """Every running request's state, by internal id. All tables are empty when nothing runs."""
 
     def __init__(
         self,
@@ -48,6 +52,8 @@ class OutputProcessor:
         self.request_states: dict[str, RequestState] = {}
         self.parent_requests: dict[str, ParentRequest] = {}
         self.external_req_ids: dict[str, set[str]] = {}  # the caller's id -> internal ids, children's for n > 1
+        self._by_handle: dict[int, RequestState] = {}
+        self._handles = itertools.count(1)
         self._decoder = TokenDecoder(tokenizer) if tokenizer is not None else None
 
     def get_num_unfinished_requests(self) -> int:
@@ -59,7 +65,8 @@ class OutputProcessor:
     def add_request(
         self, prepared: PreparedRequest, queue: RequestOutputCollector | None = None
     ) -> list[EngineCoreRequest]:
-        """Expect outputs for a request, or for each of its n children; what to send to the core for it.
+        """Expect outputs for a request, or for each of its n children; what to send to the core for it, each
+        with its handle.
 
         Raises ValueError, and expects nothing, where one with the same internal id is running.
         """
@@ -70,8 +77,9 @@ class OutputProcessor:
         parent = ParentRequest(prepared) if len(requests) > 1 else None
         with errors_of("the tokenizer's decode"):
             states = [self._new_state(prepared, each, parent, index, queue) for index, each in enumerate(requests)]
-        for state in states:
-            self.request_states[state.request_id] = state
+        for request, state in zip(requests, states, strict=True):
+            request.handle = next(self._handles)
+            self.request_states[state.request_id] = self._by_handle[request.handle] = state
             self.external_req_ids.setdefault(state.external_req_id, set()).add(state.request_id)
             if parent is not None:
                 self.parent_requests[parent.request_id] = parent
@@ -86,6 +94,7 @@ class OutputProcessor:
         state = self.request_states.get(piece.request_id)
         if state is None or not state.session_open:
             return False
+        piece.handle = state.request.handle
         state.add_piece(piece, prompt_text)
         if not piece.resumable and state.ending is not None:
             self._emit(state, *state.ending, None)
@@ -96,44 +105,63 @@ class OutputProcessor:
         engine_core_outputs: Iterable[EngineCoreOutput],
         engine_core_timestamp: float = 0.0,
         iteration_stats: IterationStats | None = None,
+        tokens: Iterable[tuple[int, int]] = (),
     ) -> OutputProcessorOutput:
         """One batch from the core. Outputs of requests that are unknown (aborted meanwhile) are dropped.
 
-        `engine_core_timestamp`: the core's clock at the step, seconds.
+        `engine_core_timestamp`: the core's clock at the step, seconds. `tokens`: (handle, token id) of the requests
+        that have one token and no other news.
         """
         result = OutputProcessorOutput()
-        states = self.request_states
         if iteration_stats is None and self.tracer is not None:
             iteration_stats = IterationStats()
         for output in engine_core_outputs:
-            state = states.get(output.request_id)
-            if state is None:
-                continue
-            if state.awaited_generation is not None:
-                if output.generation != state.awaited_generation:
-                    continue  # the last of a request that had this id before and was aborted
-                state.awaited_generation = None
+            state = self.request_states.get(output.request_id)
+            if state is None or output.handle not in (0, state.request.handle):
+                continue  # where the handle differs: the last of a request that had this id before and was aborted
             if iteration_stats is not None and state.stats is not None:
                 iteration_stats.update_from_output(output, engine_core_timestamp, state.stats)
             finish_reason, stop_reason = output.finish_reason, output.stop_reason
-            ending = _absorb(state, output)
+            ending = _stopped_by(state.absorb, output)
             if ending is not None:
                 if finish_reason is None:
                     result.reqs_to_abort.append(output.request_id)
                 finish_reason, stop_reason = ending
-            goes_on = False
-            if state.session_open and finish_reason is not None:
-                goes_on = state.end_piece(finish_reason, stop_reason, bool(output.new_token_ids))
-                if not goes_on:  # to the core, a piece that was on its way would begin another request
-                    result.reqs_to_abort.append(output.request_id)
-            request_output = self._emit(state, finish_reason, stop_reason, iteration_stats, goes_on)
-            if goes_on:
-                state.begin_next_piece()
-                if state.queue is not None:
-                    state.queue.unanswered_pieces.release()
-            if request_output is not None and state.queue is None:
-                result.request_outputs.append(request_output)
+            self._advance(state, finish_reason, stop_reason, bool(output.new_token_ids), iteration_stats, result)
+        for handle, token_id in tokens:
+            state = self._by_handle.get(handle)
+            if state is None:
+                continue
+            if iteration_stats is not None and state.stats is not None:
+                iteration_stats.update_from_tokens(1, engine_core_timestamp, state.stats)
+            ending = _stopped_by(state.absorb_token, token_id)
+            if ending is not None:
+                result.reqs_to_abort.append(state.request_id)
+            self._advance(state, *(ending or (None, None)), True, iteration_stats, result)
         return result
+
+    def _advance(
+        self,
+        state: RequestState,
+        finish_reason: FinishReason | None,
+        stop_reason: int | str | None,
+        has_tokens: bool,
+        iteration_stats: IterationStats | None,
+        result: OutputProcessorOutput,
+    ) -> None:
+        """Hand out what a batch brought a request; a streamed prompt's goes on to its next piece."""
+        goes_on = False
+        if state.session_open and finish_reason is not None:
+            goes_on = state.end_piece(finish_reason, stop_reason, has_tokens)
+            if not goes_on:  # to the core, a piece that was on its way would begin another request
+                result.reqs_to_abort.append(state.request_id)
+        request_output = self._emit(state, finish_reason, stop_reason, iteration_stats, goes_on)
+        if goes_on:
+            state.begin_next_piece()
+            if state.queue is not None:
+                state.queue.unanswered_pieces.release()
+        if request_output is not None and state.queue is None:
+            result.request_outputs.append(request_output)
 
     def abort_requests(
         self, request_ids: str | Iterable[str], internal: bool, iteration_stats: IterationStats | None = None
@@ -149,7 +177,7 @@ class OutputProcessor:
         for given_id in (request_ids,) if isinstance(request_ids, str) else request_ids:
             for request_id in self._running_ids(given_id, internal):
                 state = self.request_states[request_id]
-                _absorb(state, EngineCoreOutput(request_id, [], finish_reason=FinishReason.ABORT))
+                _stopped_by(state.absorb, EngineCoreOutput(request_id, [], finish_reason=FinishReason.ABORT))
                 self._emit(state, FinishReason.ABORT, None, iteration_stats)
                 aborted.append(request_id)
         return aborted
@@ -225,7 +253,7 @@ class OutputProcessor:
             self.tracer.record(state, finish_reason, None if stop_reason is None else str(stop_reason))
 
     def _forget(self, state: RequestState) -> None:
-        del self.request_states[state.request_id]
+        del self.request_states[state.request_id], self._by_handle[state.request.handle]
         siblings = self.external_req_ids[state.external_req_id]
         siblings.discard(state.request_id)
         if not siblings:
@@ -255,10 +283,10 @@ class OutputProcessor:
             iteration_stats.n_params_iter.append(1 if parent is None else parent.n)
 
 
-def _absorb(state: RequestState, output: EngineCoreOutput) -> tuple[FinishReason, int | str] | None:
+def _stopped_by(absorb: Callable[[T], str | None], news: T) -> tuple[FinishReason, int | str] | None:
     """Take in tokens. Where the shell ends the request, how: on a stop string, or because its tokenizer fails."""
     try:
-        stop = state.absorb(output)
+        stop = absorb(news)
     except BaseException as error:
         if may_be_ctrl_c(error):
             raise

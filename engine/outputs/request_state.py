@@ -37,7 +37,6 @@ class RequestState:
         "_pieces",
         "_prompt_logprobs_returned",
         "_stream_interval",
-        "awaited_generation",
         "ending",
         "detokenizer",
         "external_req_id",
@@ -75,7 +74,6 @@ class RequestState:
         self.params = params
         self.request = request
         self.request_id = request.request_id
-        self.awaited_generation: int | None = request.generation  # None once the request's own outputs have begun
         self.external_req_id = request.external_req_id or request.request_id
         self.prompt = prepared.prompt
         self.prompt_token_ids = request.prompt_token_ids
@@ -109,6 +107,10 @@ class RequestState:
     @property
     def num_generated(self) -> int:
         return len(self.detokenizer.token_ids)
+
+    def absorb_token(self, token_id: int) -> str | None:
+        """As `absorb`, of a token of which there is nothing else to say."""
+        return self.detokenizer.update((token_id,), False, False)
 
     def absorb(self, output: EngineCoreOutput) -> str | None:
         """Take in tokens, text and log-probabilities; returns the stop string that now ends the request."""

@@ -3,7 +3,6 @@
 Whatever is wrong with a request is raised here, at the caller, before anything is sent.
 """
 
-import itertools
 import math
 import secrets
 from collections.abc import Mapping
@@ -108,9 +107,7 @@ class InputProcessor:
         if request.external_req_id is not None:
             raise ValueError(f"the request {request.external_req_id!r} has its internal id already; make a new request")
         request.external_req_id = request.request_id
-        if envs.VLLM_DISABLE_REQUEST_ID_RANDOMIZATION:
-            request.generation = next(self._generations)
-        else:
+        if not envs.VLLM_DISABLE_REQUEST_ID_RANDOMIZATION:
             request.request_id = f"{request.request_id}-{secrets.token_hex(4)}"
 
     def _render(self, prompt: Any, params: SamplingParams, kwargs: Mapping[str, Any] | None) -> EngineInput:

@@ -102,7 +102,8 @@ class Steps:
         outputs = run("update", lambda: self.scheduler.update_from_output(planned, sampled))[0]
         frames = run("encode", lambda: self.encoder.encode(outputs))
         received = run("decode", lambda: self.decoder.decode(frames))
-        run("shell", lambda: self.output_processor.process_outputs(received.outputs, received.timestamp))
+        tokens = zip(received.handles, received.token_ids, strict=True)
+        run("shell", lambda: self.output_processor.process_outputs(received.outputs, received.timestamp, None, tokens))
 
     def _add(self, made: int) -> None:
         params = SamplingParams(

@@ -71,6 +71,7 @@ class SyncSubject:
                 str(number), {"prompt_token_ids": prompt}, sampling_params(made)
             )
             self.engine.input_processor.assign_request_id(prepared)
+            prepared.request.handle = 1 + number
             sent += num_bytes(encoder.encode(prepared.request))
             core.add_request(prepared.request)
             tokens += made
@@ -78,7 +79,7 @@ class SyncSubject:
         while remaining:
             outputs = core.get_output()
             received += num_bytes(encoder.encode(outputs))
-            remaining -= sum(len(output.new_token_ids) for output in outputs.outputs)
+            remaining -= sum(len(output.new_token_ids) for output in outputs.outputs) + len(outputs.token_ids)
         return {"wire_in_per_token_bytes": received / tokens, "wire_out_per_request_bytes": sent / count}
 
 

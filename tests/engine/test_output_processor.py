@@ -186,7 +186,7 @@ def test_a_running_internal_id_is_refused_and_the_first_goes_on(
     with pytest.raises(ValueError, match="same"):
         add(processor, request_for("same"))
     last_of_another, ending = (step("same", 70, finish=FinishReason.LENGTH) for _ in range(2))
-    ending.generation = first.request.generation
+    last_of_another.handle, ending.handle = first.request.handle + 5, first.request.handle
     assert processor.process_outputs([last_of_another]).request_outputs == []
     (output,) = processor.process_outputs([ending]).request_outputs
     assert output.outputs[0].token_ids == [70]
