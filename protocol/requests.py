@@ -25,8 +25,8 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, omit_defaults=True, gc=
     which is preempted or moved to a new core goes on with the tokens it would have had.
     `params` says what is asked for; a form for another kind of request joins it in a union, told apart by its tag.
     `output_token_ids` are tokens generated before (by a core that has since died); generation continues behind them.
-    `handle` is the shell's number for the request, what short outputs call it (see `EngineCoreOutputs`); another one for
-    each request, even if one has the id that another had before. 0: it has none.
+    `handle` is the shell's number for the request, by which short outputs name it (see `EngineCoreOutputs`): another
+    one for each request, even if one has the id that another had before. 0: it has none.
     `prompt_embeds`: [num_prompt_tokens, hidden_size] float32, in place of token ids.
     """
 

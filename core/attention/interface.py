@@ -21,9 +21,10 @@ class AttentionMetadata:
 
     query_start_loc: [num_reqs + 1] int32, the first token of each request, then num_tokens.
     seq_lens: [num_reqs] int32, tokens of context after this step (computed before + scheduled now).
-    block_table: [num_reqs, max_blocks] int32; entries past a request's blocks are 0 (the null block) as far as the
-        longest request's go, and mean nothing beyond, nor behind the window of layers that have one. The rows may be a
-        view with a row stride larger than max_blocks; the last dimension is contiguous.
+    block_table: [any number, max_blocks] int32; entries past a request's blocks are 0 (the null block) as far as the
+        longest request's go, and mean nothing beyond, nor behind the window of layers that have one. It may be a view
+        with a row stride larger than max_blocks; the last dimension is contiguous.
+    table_rows: [num_reqs] int64, each request's row of the block table.
     slot_mapping: [num_tokens] int64, block_id * block_size + offset, where each token's key and value go.
     positions: [num_tokens] int64, each token's place in its sequence, from 0.
     num_decodes: the requests that bring exactly one token; they stand at the front. The others bring two or more.
@@ -32,6 +33,7 @@ class AttentionMetadata:
     query_start_loc: torch.Tensor
     seq_lens: torch.Tensor
     block_table: torch.Tensor
+    table_rows: torch.Tensor
     slot_mapping: torch.Tensor
     positions: torch.Tensor
     max_query_len: int

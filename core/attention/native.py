@@ -103,6 +103,7 @@ def fill_step(step: library.Step, metadata: AttentionMetadata, block_size: int) 
     step.query_start_loc = metadata.query_start_loc.data_ptr()
     step.seq_lens = metadata.seq_lens.data_ptr()
     step.block_table = metadata.block_table.data_ptr()
+    step.table_rows = metadata.table_rows.data_ptr()
     step.block_table_stride = metadata.block_table.stride(0)
     step.block_size = block_size
     step.positions = metadata.positions.data_ptr()

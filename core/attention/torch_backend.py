@@ -29,7 +29,7 @@ class TorchAttentionBackend(AttentionBackend):
         starts = metadata.query_start_loc[num_decodes:].tolist()
         seq_lens = metadata.seq_lens[num_decodes:].tolist()
         for row, (start, end, seq_len) in enumerate(zip(starts, starts[1:], seq_lens, strict=False), num_decodes):
-            block_table = metadata.block_table[row]
+            block_table = metadata.block_table[metadata.table_rows[row]]
             out[start:end] = self._attend_chunk(q[start:end], kv_cache, block_table, seq_len)
         return out
 
@@ -40,9 +40,8 @@ class TorchAttentionBackend(AttentionBackend):
         while start < num_decodes:
             longest = int(metadata.seq_lens[start:num_decodes].max())
             end = min(num_decodes, start + max(1, _MAX_GATHERED_TOKENS // longest))
-            self._attend_decodes(
-                q[start:end], kv_cache, metadata.block_table[start:end], metadata.seq_lens[start:end], out[start:end]
-            )
+            block_table = metadata.block_table[metadata.table_rows[start:end]]
+            self._attend_decodes(q[start:end], kv_cache, block_table, metadata.seq_lens[start:end], out[start:end])
             start = end
 
     def _attend_decodes(

@@ -126,5 +126,5 @@ class TorchRuntime(Runtime[Linear]):
     def _on_device(self, metadata: AttentionMetadata) -> AttentionMetadata:
         if self.device.type == "cpu":
             return metadata
-        tensors = ("query_start_loc", "seq_lens", "block_table", "slot_mapping", "positions")
+        tensors = ("query_start_loc", "seq_lens", "block_table", "table_rows", "slot_mapping", "positions")
         return replace(metadata, **{name: getattr(metadata, name).to(self.device) for name in tensors})

@@ -196,7 +196,8 @@ class SamplingBatch:
                 failed[line] = processor.failures.get(int(rows[line]), failed[line])
 
     def _enter_appended(self) -> None:
-        self.num_tokens[self._drawn_rows] += self._num_appended
+        if self._num_appended:
+            self.num_tokens[self._drawn_rows] += self._num_appended
         self._num_appended, self._params = 0, None
 
     def update_processors(self) -> None:

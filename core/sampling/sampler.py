@@ -206,9 +206,10 @@ def _has_usual_k(params: ResolvedSampling) -> bool:
 def _failures(largest: np.ndarray) -> dict[int, str]:
     """What is wrong with the rows whose largest logit, [n] float32, is not a finite number."""
     failed = {}
-    for i, value in enumerate(largest.tolist()):
+    for i in np.flatnonzero(~np.isfinite(largest)).tolist():
+        value = float(largest[i])
         if value == -math.inf:
             failed[i] = "no token is left to draw: the request's constraints exclude the whole vocabulary"
-        elif not math.isfinite(value):
+        else:
             failed[i] = f"the model's logits are not finite (largest: {value})"
     return failed

@@ -99,6 +99,7 @@ class Request:
         "_eos_token_id",
         "_stop_token_ids",
         "_end_token_ids",
+        "_check_from",
         "_min_num_tokens",
         "_max_num_tokens",
         "_repetition",
@@ -196,11 +197,11 @@ class Request:
         An end token counts as such even where the length would end the request too, and the length before a
         repetition.
         """
-        self.token_ids.append(token_id)
-        num_tokens = len(self.token_ids)
-        if num_tokens < self._max_num_tokens and token_id not in self._end_token_ids and self._repetition is None:
+        token_ids = self.token_ids
+        token_ids.append(token_id)
+        if token_id not in self._end_token_ids and len(token_ids) < self._check_from:
             return False
-        return num_tokens >= self._min_num_tokens and self._ends_with(token_id, num_tokens)
+        return len(token_ids) >= self._min_num_tokens and self._ends_with(token_id, len(token_ids))
 
     def _ends_with(self, token_id: int, num_tokens: int) -> bool:
         if token_id == self._eos_token_id:
@@ -277,6 +278,7 @@ class Request:
         repetition = params.repetition_detection
         self._repetition = repetition if repetition is not None and repetition.enabled else None
         self._min_num_tokens = min(self.num_prompt_tokens + params.min_tokens, limit)
+        self._check_from = limit if self._repetition is None else 0  # tokens; before, only an end token ends it
 
 
 def _draws_alone(params: ResolvedSampling) -> bool:

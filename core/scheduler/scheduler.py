@@ -174,11 +174,12 @@ class Scheduler:
 
     def _schedule_running(self, plan: StepPlan) -> None:
         block_size = self._block_size
+        drafts_fit = self._proposer is not None and len(self.table.running) < MAX_STEP_TOKENS
         for request in tuple(self.table.running.values()):
             if plan.budget <= 0:
                 break
-            if request.status is not RequestStatus.RUNNING:
-                continue  # preempted in favour of another one just now
+            if plan.has_preempted and request.status is not RequestStatus.RUNNING:
+                continue  # in favour of another one just now
             num_new = len(request.token_ids) - request.num_computed_tokens
             if num_new != 1:
                 num_new = self._chunk(num_new, plan.budget)
@@ -186,9 +187,9 @@ class Scheduler:
                     continue
             end = request.num_computed_tokens + num_new
             # Decode fast path: allocate only where this token starts a block, hash only where it completes one.
-            if (num_new > 1 or end % block_size <= 1) and not self._take_blocks(request, end, plan):
+            if (end % block_size <= 1 or num_new > 1) and not self._take_blocks(request, end, plan):
                 continue
-            if self._proposer is not None and num_new == 1:
+            if drafts_fit and num_new == 1:
                 num_new += self._add_draft(request, end, plan)
             plan.add(request, num_new)
 
@@ -242,7 +243,8 @@ class Scheduler:
         """Put a draft behind the request's last token, if one is at hand and costs nobody anything; its length."""
         assert self._proposer is not None
         num_running = len(self.table.running)
-        room = min(MAX_STEP_TOKENS - max(num_running, sum(plan.num_tokens.values()) + 1), plan.budget - 1)
+        num_planned = self._max_num_batched_tokens - plan.budget
+        room = min(MAX_STEP_TOKENS - max(num_running, num_planned + 1), plan.budget - 1)
         draft = self._proposer.propose(request, room)
         if not draft:
             return 0
@@ -323,6 +325,7 @@ class Scheduler:
         if runner_output.prompt_logprobs:
             self._keep_prompt_logprobs(runner_output)
         logprobs, drafts = runner_output.logprobs, scheduler_output.drafts
+        client_index, handles, plain_token_ids = -1, [], []
         running, token_ids = self.table.running, runner_output.sampled_token_ids.tolist()
         for line, (row, token_id) in enumerate(zip(runner_output.rows.tolist(), token_ids, strict=True)):
             request = running.get(row)
@@ -339,7 +342,11 @@ class Scheduler:
                 own_logprobs = None if logprobs is None or k is None else row_of(logprobs, line, k)
                 outputs.add(request, [token_id], own_logprobs)
             else:
-                outputs.add_token(request, token_id)
+                if request.client_index != client_index:
+                    client_index = request.client_index
+                    handles, plain_token_ids = outputs.columns(client_index)
+                handles.append(request.handle)
+                plain_token_ids.append(token_id)
             if stopped:
                 self._finish_running(request)
         return outputs.build(self.make_stats() if self._log_stats else None)

@@ -35,11 +35,10 @@ class ShellOutputs:
         request.news_sent()
         self._frame(request.client_index).outputs.append(output)
 
-    def add_token(self, request: Request, token_id: int) -> None:
-        """The hot path's `add`: one token and nothing else to report."""
-        frame = self._frame(request.client_index)
-        frame.handles.append(request.handle)
-        frame.token_ids.append(token_id)
+    def columns(self, client_index: int) -> tuple[list[int], list[int]]:
+        """The client's handles and token ids, to be extended where there is one token and nothing else to report."""
+        frame = self._frame(client_index)
+        return frame.handles, frame.token_ids
 
     def _frame(self, client_index: int) -> EngineCoreOutputs:
         frame = self._frames.get(client_index)

@@ -25,8 +25,8 @@ class StepPlan:
 
     def add(self, request: Request, num_tokens: int) -> None:
         """These tokens of the request count as computed from here on."""
-        request.num_computed_tokens += num_tokens
         self.num_tokens[request.row] = num_tokens
+        request.num_computed_tokens += num_tokens
         self.budget -= num_tokens
         if request.use_structured_output:
             self.constrained.append(request)

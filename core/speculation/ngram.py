@@ -15,7 +15,7 @@ MAX_STEP_TOKENS = 16
 """Tokens of a step up to which a further one costs little, since the weights are read anyway."""
 
 _MAX_CANDIDATES = 16
-_LONGEST_PAUSE = 64
+_MOST_HITS_NEEDED = 7
 
 
 class NgramProposer:
@@ -71,15 +71,26 @@ class _Drafter:
         self._shortest = config.prompt_lookup_min
         self._longest = config.prompt_lookup_max
         self._most = self._length = config.num_speculative_tokens
-        self._pause = self._skip = 0
+        self._guess: tuple[int, int] | None = None  # position and token that the last look-up foretold
+        self._hits = self._hits_needed = 0  # guesses in a row that came true, and how many it takes to draft
         self._last: dict[tuple[int, ...], int] = {}
         self._previous: list[int] = [0]
 
     def propose(self, token_ids: list[int], room: int) -> list[int]:
-        if self._skip:
-            self._skip -= 1
-            return []
+        """The draft that a look-up gives. After drafts that did not hold it is only compared with what comes, which
+        costs no step, until guesses have come true several times in a row.
+        """
         self._index(token_ids)
+        if self._guess is not None and self._guess[0] < len(token_ids):
+            self._hits = self._hits + 1 if token_ids[self._guess[0]] == self._guess[1] else 0
+        best = self._find(token_ids)
+        self._guess = (len(token_ids), token_ids[best]) if best else None
+        if best == 0 or self._hits < self._hits_needed:
+            return []
+        return token_ids[best : best + min(self._length, room)]
+
+    def _find(self, token_ids: list[int]) -> int:
+        """The position behind the longest and latest earlier occurrence of the last tokens; 0: there is none."""
         size = len(token_ids)
         position = self._last.get(tuple(token_ids[size - self._shortest :]), 0) if size > self._shortest else 0
         best, best_length = 0, 0
@@ -92,19 +103,16 @@ class _Drafter:
                 if length >= self._longest:
                     break
             position = self._previous[position]
-        return token_ids[best : best + min(self._length, room)] if best else []
+        return best
 
     def adapt(self, num_drafted: int, num_accepted: int) -> None:
-        """Draft more while drafts hold; where they do not, less, and after a while seldom."""
+        """Draft more while drafts hold; where they do not, less, and only after so many more guesses come true."""
         if num_accepted == num_drafted:
             self._length = min(self._most, 2 * self._length)
         elif num_accepted == 0:
             self._length = max(1, self._length // 2)
-        if num_accepted:
-            self._pause = 0
-        else:
-            self._pause = min(_LONGEST_PAUSE, 2 * self._pause + 1)
-            self._skip = self._pause
+        self._hits = 0
+        self._hits_needed = 0 if num_accepted else min(_MOST_HITS_NEEDED, 2 * self._hits_needed + 1)
 
     def _index(self, token_ids: list[int]) -> None:
         """Take in what was appended, but for the n-gram at the very end, which has nothing behind it yet."""

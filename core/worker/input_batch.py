@@ -53,13 +53,13 @@ class InputBatch:
         self.block_size = block_size
         self.token_ids = np.zeros((max_num_reqs, max_model_len + 1), dtype=np.int32)
         self.block_table = np.zeros((num_groups, max_num_reqs, -(-max_model_len // block_size)), dtype=np.int32)
+        self._block_tables = torch.from_numpy(self.block_table).unbind()  # by group, over the same memory
         self.num_tokens = np.zeros(max_num_reqs, dtype=np.int64)
         self.num_prompt_tokens = np.zeros(max_num_reqs, dtype=np.int64)
         self.num_computed = np.zeros(max_num_reqs, dtype=np.int64)
         self.num_blocks = np.zeros((num_groups, max_num_reqs), dtype=np.int64)
         self.prompt_embeds: dict[int, torch.Tensor] = {}  # [num_prompt_tokens, hidden_size], by row
         self.prompt_logprobs: dict[int, int] = {}  # k, by row
-        self._step_blocks = np.zeros_like(self.block_table)  # the step's rows of the block table, side by side
         self._step: StepInputs | None = None  # the last one, while its outcome is not entered
         self._decoded_rows = np.empty(0, dtype=np.int64)  # in that step, in the scheduler's order, if it may go on
         self._steps_in_blocks = 0  # steps left, that one included, before any request crosses a block boundary
@@ -111,7 +111,7 @@ class InputBatch:
 
     def _begin(self, rows: np.ndarray, lengths: np.ndarray, drafts: Mapping[int, Sequence[int]]) -> StepInputs:
         num_reqs = len(rows)
-        order = np.lexsort((rows, lengths > 1))
+        order = np.argsort(rows + (lengths > 1) * len(self.num_tokens))  # those with a single token first
         rows, lengths = rows[order], lengths[order]
         for row, draft in drafts.items():
             first = self.num_computed[row] + 1
@@ -136,7 +136,8 @@ class InputBatch:
         first_group = AttentionMetadata(
             query_start_loc=torch.from_numpy(starts.astype(np.int32)),
             seq_lens=torch.from_numpy(seq_lens),
-            block_table=torch.from_numpy(self._step_blocks[0, :num_reqs]),
+            block_table=self._block_tables[0],
+            table_rows=torch.from_numpy(rows),
             slot_mapping=torch.from_numpy(slot_mapping[0]),
             positions=torch.from_numpy(positions),
             max_query_len=int(lengths.max()),
@@ -146,8 +147,8 @@ class InputBatch:
             num_decodes=int((lengths == 1).sum()),
         )
         others = (
-            replace(first_group, block_table=torch.from_numpy(blocks[:num_reqs]), slot_mapping=torch.from_numpy(slots))
-            for blocks, slots in zip(self._step_blocks[1:], slot_mapping[1:], strict=True)
+            replace(first_group, block_table=table, slot_mapping=torch.from_numpy(slots))
+            for table, slots in zip(self._block_tables[1:], slot_mapping[1:], strict=True)
         )
         step = StepInputs(
             rows=rows,
@@ -183,8 +184,6 @@ class InputBatch:
         step.slot_mapping[:] = self.block_table[:, token_rows, blocks]
         step.slot_mapping *= self.block_size
         step.slot_mapping += offsets
-        used = -(-step.metadata[0].max_seq_len // self.block_size)
-        self._step_blocks[:, : len(step.rows), :used] = self.block_table[:, step.rows, :used]
         self._steps_in_blocks = self.block_size - int(offsets.max())
 
     def enter_drafted(self, step: StepInputs, lines: np.ndarray) -> None:

@@ -97,6 +97,7 @@ def attention_bytes_per_second(spec: ModelSpec, scattered: bool) -> float:
         query_start_loc=torch.arange(count + 1, dtype=torch.int32),
         seq_lens=torch.full((count,), context, dtype=torch.int32),
         block_table=table,
+        table_rows=torch.arange(count),
         slot_mapping=table[:, last // BLOCK_SIZE].long() * BLOCK_SIZE + last % BLOCK_SIZE,
         positions=torch.full((count,), last),
         max_query_len=1,

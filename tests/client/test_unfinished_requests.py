@@ -43,6 +43,22 @@ def test_requests_with_progress_go_on_at_once_and_finished_ones_do_not():
     assert due(unfinished) == {}
 
 
+def test_tokens_that_came_as_columns_count_like_others():
+    unfinished = UnfinishedRequests(None)
+    for number, name in enumerate(("a", "b", "c")):
+        new = request(name)
+        new.handle = 5 + number
+        unfinished.add(new)
+    due(unfinished)
+    receive(unfinished, "c", 9, finished=True)
+    for step in range(3):
+        unfinished.record(EngineCoreOutputs(handles=[6, 5, 7, 99], token_ids=[step, 10 + step, 20 + step, 30 + step]))
+    assert on_death(unfinished, killed=True) == []
+    assert due(unfinished) == {"a": [10, 11, 12], "b": [0, 1, 2]}
+    unfinished.discard(["a", "b"])
+    assert not unfinished._by_handle
+
+
 def test_suspects_go_alone_one_by_one_after_the_others_have_made_progress():
     unfinished = UnfinishedRequests(None)
     add(unfinished, "sound", "x", "y")

@@ -41,7 +41,9 @@ def request_for(tokenizer: Tokenizer) -> MakeRequest:
 
 
 def is_empty(processor: OutputProcessor) -> bool:
-    return not (processor.request_states or processor.parent_requests or processor.external_req_ids)
+    return not (
+        processor.request_states or processor.parent_requests or processor.external_req_ids or processor._by_handle
+    )
 
 
 def step(request_id: str, *token_ids: int, finish: FinishReason | None = None, **fields: Any) -> EngineCoreOutput:
@@ -61,6 +63,25 @@ def test_outputs_handed_out_do_not_change_later(processor: OutputProcessor, requ
     (internal,) = add(processor, request_for(output_kind=CUMULATIVE))
     outputs = [processor.process_outputs([step(internal, token)]).request_outputs[0] for token in (70, 71, 72)]
     assert [output.outputs[0].token_ids for output in outputs] == [[70], [70, 71], [70, 71, 72]]
+
+
+def test_tokens_that_came_as_columns_reach_the_request_of_their_handle(
+    processor: OutputProcessor, request_for: MakeRequest, tokenizer: Tokenizer
+) -> None:
+    end = tokenizer.encode("END", add_special_tokens=False)
+    plain, stopping = request_for("plain", output_kind=DELTA), request_for("stopping", stop=["END"])
+    add(processor, plain)
+    (internal,) = add(processor, stopping)
+    stats = IterationStats()
+    tokens = [(plain.handle, 70), (stopping.handle + 100, 9), *((stopping.handle, token_id) for token_id in end)]
+    processed = processor.process_outputs([], 0.0, stats, tokens)
+    outputs = {output.request_id: output for output in processed.request_outputs}
+    assert outputs["plain"].outputs[0].token_ids == [70] and not outputs["plain"].finished
+    assert outputs["stopping"].finished and outputs["stopping"].outputs[0].stop_reason == "END"
+    assert processed.reqs_to_abort == [internal]
+    assert processor.process_outputs([], tokens=[(stopping.handle, 71)]).request_outputs == []
+    processor.process_outputs([step(plain.request_id, 71, finish=FinishReason.LENGTH, handle=plain.handle)])
+    assert is_empty(processor)
 
 
 def test_the_number_of_cached_tokens_is_that_of_the_first_scheduling(

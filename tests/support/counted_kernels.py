@@ -92,7 +92,8 @@ def attention() -> None:
         positions = [end - tokens + i for end in ends for i in range(tokens)]
         step = library.Step(
             num_reqs=2, query_start_loc=array(ctypes.c_int32, [0, tokens, 2 * tokens]),
-            seq_lens=array(ctypes.c_int32, ends), block_table=table, block_table_stride=20, block_size=16,
+            seq_lens=array(ctypes.c_int32, ends), block_table=table, table_rows=integers(0, 1), block_table_stride=20,
+            block_size=16,
             positions=integers(*positions), slot_mapping=integers(*range(2 * tokens)),
         )  # fmt: skip
         alive.append(step)

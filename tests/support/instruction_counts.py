@@ -91,7 +91,7 @@ def _decode_step(running: int, waiting: int) -> int:
     config = make_vllm_config(max_num_seqs=256, max_num_batched_tokens=8192, enable_prefix_caching=False)
     scheduler = Scheduler(config, num_gpu_blocks=2048)
     for number in range(running + waiting):
-        request = EngineCoreRequest(str(number), [1] * 16, resolved(greedy(100)))
+        request = EngineCoreRequest(str(number), [1] * 16, resolved(greedy(100)), handle=1 + number)
         scheduler.add_request(Request.from_engine_core_request(request, None))
 
     def step() -> None:

@@ -67,6 +67,7 @@ def metadata_of_one(first: int, count: int, num_groups: int = 1) -> StepMetadata
             query_start_loc=torch.tensor([0, count], dtype=torch.int32),
             seq_lens=torch.tensor([end], dtype=torch.int32),
             block_table=table[None],
+            table_rows=torch.zeros(1, dtype=torch.int64),
             slot_mapping=table[positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE,
             positions=positions,
             max_query_len=count,

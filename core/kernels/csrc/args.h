@@ -23,7 +23,8 @@ struct Step {
     int64_t num_reqs;
     const int32_t* query_start_loc;  // [num_reqs + 1]
     const int32_t* seq_lens;         // [num_reqs], tokens including this step's
-    const int32_t* block_table;      // [num_reqs, block_table_stride]
+    const int32_t* block_table;      // [any number, block_table_stride]
+    const int64_t* table_rows;       // [num_reqs], each request's row of it
     int64_t block_table_stride;
     int64_t block_size;           // tokens, a multiple of 16
     const int64_t* positions;     // [num_tokens]

@@ -57,7 +57,7 @@ struct Attention {
 
     const uint32_t* block(const void* cache, int64_t req, int64_t index, int64_t kv_head) const {
         const uint32_t entry = (uint32_t)index / per_entry, within = (uint32_t)index % per_entry;
-        const int64_t id = (int64_t)step.block_table[req * step.block_table_stride + entry] * per_entry + within;
+        const int64_t id = (int64_t)step.block_table[step.table_rows[req] * step.block_table_stride + entry] * per_entry + within;
         return (const uint32_t*)cache + (kv_head * a.num_blocks + id) * block_words;
     }
 

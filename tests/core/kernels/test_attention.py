@@ -17,19 +17,22 @@ TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
 def make_metadata(
     queries: list[int], contexts: list[int], block_size: int, generator: torch.Generator
 ) -> AttentionMetadata:
-    """queries[i] tokens of a request whose context, after them, is contexts[i] tokens; blocks scattered at random."""
+    """queries[i] tokens of a request whose context, after them, is contexts[i] tokens; blocks scattered at random, and
+    so are the requests' rows in a table with more rows than requests."""
     blocks = [-(-context // block_size) for context in contexts]
     ids = torch.randperm(sum(blocks), generator=generator, dtype=torch.int32) + 1
-    table = torch.zeros(len(queries), max(blocks) + 3, dtype=torch.int32)
-    for row, row_ids in enumerate(ids.split(blocks)):
-        table[row, : blocks[row]] = row_ids
+    table = torch.zeros(len(queries) + 2, max(blocks) + 3, dtype=torch.int32)
+    rows = torch.randperm(len(queries) + 2, generator=generator)[: len(queries)]
+    for row, row_ids in zip(rows.tolist(), ids.split(blocks), strict=True):
+        table[row, : len(row_ids)] = row_ids
     positions = torch.cat([torch.arange(c - q, c) for q, c in zip(queries, contexts, strict=True)])
     request = torch.arange(len(queries)).repeat_interleave(torch.tensor(queries))
-    slots = table[request, positions // block_size].long() * block_size + positions % block_size
+    slots = table[rows[request], positions // block_size].long() * block_size + positions % block_size
     return AttentionMetadata(
         query_start_loc=torch.tensor([0, *queries]).cumsum(0).int(),
         seq_lens=torch.tensor(contexts, dtype=torch.int32),
         block_table=table[:, : max(blocks)],
+        table_rows=rows,
         slot_mapping=slots,
         positions=positions,
         max_query_len=max(queries),

@@ -207,3 +207,23 @@ def test_paused_all_freezes_everything() -> None:
     h.run()
     assert h.tokens("a") == expected_tokens(prompt(20))
     assert h.tokens("b") == expected_tokens(prompt(4))
+
+
+def test_a_token_of_which_there_is_nothing_else_to_say_goes_into_the_columns_of_its_client() -> None:
+    h = Harness()
+    h.add("a", prompt(20), greedy(4), handle=7)
+    h.add("b", prompt(20, 3), greedy(4), handle=7, client_index=1)
+    h.add("rich", prompt(20, 5), greedy(4, logprobs=0), handle=8)
+    h.add("numberless", prompt(20, 9), greedy(4))
+    columns: dict[int, list[tuple[int, int]]] = {0: [], 1: []}
+    rich: list[list[str]] = []
+    for _ in range(4):
+        planned = h.schedule()
+        frames = h.scheduler.update_from_output(planned, h.runner.execute_model(planned))
+        rich.append([output.request_id for index in frames for output in frames[index].outputs])
+        for index, frame in frames.items():
+            columns[index] += zip(frame.handles, frame.token_ids, strict=True)
+    assert columns[0] == [(7, token_id) for token_id in expected_tokens(prompt(20))[1:3]]
+    assert columns[1] == [(7, token_id) for token_id in expected_tokens(prompt(20, 3))[1:3]]
+    everyone = ["a", "rich", "numberless", "b"]
+    assert rich == [everyone, ["rich", "numberless"], ["rich", "numberless"], everyone]

@@ -78,6 +78,26 @@ def test_drafts_that_do_not_hold_become_seldom_and_short() -> None:
     assert proposer.take_stats() is None
 
 
+def test_after_a_draft_that_did_not_hold_guesses_must_come_true_in_a_row() -> None:
+    copied = [3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14]
+    proposer, request = NgramProposer(CONFIG), request_of([1, 2, *copied, 1, 2])
+    draft = proposer.propose(request, 10)
+    proposer.record(request, len(draft), 0)
+    lengths = []
+    for token_id in copied[:3]:
+        lengths.append(len(proposer.propose(request, 10)))
+        request.append_output_token(token_id)
+    assert lengths[0] == 0 and all(lengths[1:])  # one hit is enough after one failure
+    proposer.record(request, lengths[-1], 0)
+    silent = 0
+    for token_id in copied[3:]:
+        if proposer.propose(request, 10):
+            break
+        silent += 1
+        request.append_output_token(token_id)
+    assert silent == 2  # then it takes three, of which one was the look-up's that failed
+
+
 def test_lines_are_kept_while_draft_and_draw_agree() -> None:
     rows = np.array([0, 3, 3, 3, 1, 2, 2])
     ahead = lines_ahead(rows)

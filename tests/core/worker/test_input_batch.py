@@ -48,9 +48,15 @@ class Batch:
         inputs = self.batch.prepare(np.array(list(chunks)), np.array(list(chunks.values())))
         inputs.sampled = np.full(len(inputs.sampling_rows), sampled)
         copy = deepcopy(inputs)
-        for group in copy.metadata:
-            group.block_table = group.block_table[:, : -(-group.max_seq_len // BLOCK_SIZE)]
+        for group, blocks in zip(copy.metadata, blocks_of(inputs), strict=True):
+            group.block_table = torch.tensor(blocks)
         return copy
+
+
+def blocks_of(inputs: StepInputs) -> list[list[list[int]]]:
+    """What attention reads: by group, for each request as many blocks as the longest has."""
+    used = -(-inputs.metadata[0].max_seq_len // BLOCK_SIZE)
+    return [group.block_table[group.table_rows, :used].tolist() for group in inputs.metadata]
 
 
 def assert_equal(found: StepInputs, expected: StepInputs) -> None:
@@ -106,16 +112,16 @@ def test_a_row_taken_again_names_no_block_of_its_former_request() -> None:
     batch.add(NewRequestData(0, [1], 1, ResolvedSampling(), 0, [[5]], 0))
     batch.add(NewRequestData(1, [1] * 12, 12, ResolvedSampling(), 0, [[1, 2, 3]], 0))
     inputs = batch.prepare(np.array([0, 1]), np.array([1, 12]))
-    (metadata,) = inputs.metadata
-    assert metadata.block_table[:, :3].tolist() == [[5, 0, 0], [1, 2, 3]]
+    assert blocks_of(inputs) == [[[5, 0, 0], [1, 2, 3]]]
 
 
 def test_each_group_has_its_own_blocks_and_slots() -> None:
     batch = InputBatch(2, MAX_MODEL_LEN, BLOCK_SIZE, num_groups=2)
     batch.add(NewRequestData(0, [1] * 10, 10, ResolvedSampling(), 0, [[1, 2, 3], [0, 4]], 6))
     batch.append_blocks(0, [[], [5]])
-    first, second = batch.prepare(np.array([0]), np.array([4])).metadata
-    assert first.block_table[:, :3].tolist() == [[1, 2, 3]] and second.block_table[:, :3].tolist() == [[0, 4, 5]]
+    inputs = batch.prepare(np.array([0]), np.array([4]))
+    assert blocks_of(inputs) == [[[1, 2, 3]], [[0, 4, 5]]]
+    first, second = inputs.metadata
     assert first.slot_mapping.tolist() == [10, 11, 12, 13]
     assert second.slot_mapping.tolist() == [18, 19, 20, 21]
     assert first.positions is second.positions
