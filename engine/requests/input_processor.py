@@ -39,7 +39,6 @@ class InputProcessor:
         self.tokenizer = tokenizer
         self.renderer = renderer or Renderer(self.model_config, tokenizer)
         self.resolver = SamplingResolver(self.model_config, tokenizer)
-        self._generations = itertools.count(1)
         self._noise_seeds = NoiseSeeds(self.model_config.seed, client_index)
 
     @errors_of("processing the prompt")

@@ -24,11 +24,13 @@ from corespan.core.scheduler.request import Request
 from corespan.core.scheduler.scheduler import Scheduler
 from corespan.core.worker.model_runner import ModelRunner
 from corespan.engine.outputs.output_processor import OutputProcessor
+from corespan.engine.requests.prepared_request import PreparedRequest
 from corespan.protocol.codec import MsgpackDecoder, MsgpackEncoder
 from corespan.protocol.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
 from corespan.protocol.outputs import EngineCoreOutputs
 from corespan.protocol.params import RequestOutputKind, SamplingParams
 from corespan.protocol.requests import EngineCoreRequest
+from corespan.protocol.resolved_sampling import resolved
 
 T = TypeVar("T")
 
@@ -42,6 +44,7 @@ class NoModel:
     """A runtime that computes nothing: every token is 0."""
 
     spec = SimpleNamespace(hidden_size=1)
+    kv_groups = (None,)  # one, of whatever kind
 
     def __init__(self, num_reqs: int) -> None:
         self._hidden = torch.zeros(num_reqs * (PROMPT_LENGTH + 1), 1)
@@ -110,9 +113,10 @@ class Steps:
             temperature=0, max_tokens=made, ignore_eos=True, output_kind=RequestOutputKind.DELTA, detokenize=False
         )
         prompt = [1 + position % 60 for position in range(PROMPT_LENGTH)]
-        request = EngineCoreRequest(f"request-{next(self._numbers):08x}", prompt, params)
-        self.output_processor.add_request(request, None)
-        self.scheduler.add_request(Request.from_engine_core_request(request, None))
+        request = EngineCoreRequest(f"request-{next(self._numbers):08x}", prompt, resolved(params))
+        prepared = PreparedRequest(request, params, None, RequestOutputKind.DELTA)
+        for each in self.output_processor.add_request(prepared):
+            self.scheduler.add_request(Request.from_engine_core_request(each, None))
 
 
 def make_config(num_running: int) -> VllmConfig:

@@ -73,14 +73,18 @@ def test_tokens_that_came_as_columns_reach_the_request_of_their_handle(
     add(processor, plain)
     (internal,) = add(processor, stopping)
     stats = IterationStats()
-    tokens = [(plain.handle, 70), (stopping.handle + 100, 9), *((stopping.handle, token_id) for token_id in end)]
+    tokens = [
+        (plain.request.handle, 70),
+        (stopping.request.handle + 100, 9),
+        *((stopping.request.handle, token_id) for token_id in end),
+    ]
     processed = processor.process_outputs([], 0.0, stats, tokens)
     outputs = {output.request_id: output for output in processed.request_outputs}
     assert outputs["plain"].outputs[0].token_ids == [70] and not outputs["plain"].finished
     assert outputs["stopping"].finished and outputs["stopping"].outputs[0].stop_reason == "END"
     assert processed.reqs_to_abort == [internal]
-    assert processor.process_outputs([], tokens=[(stopping.handle, 71)]).request_outputs == []
-    processor.process_outputs([step(plain.request_id, 71, finish=FinishReason.LENGTH, handle=plain.handle)])
+    assert processor.process_outputs([], tokens=[(stopping.request.handle, 71)]).request_outputs == []
+    processor.process_outputs([step(plain.request_id, 71, finish=FinishReason.LENGTH, handle=plain.request.handle)])
     assert is_empty(processor)
 
 
