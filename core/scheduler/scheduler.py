@@ -325,7 +325,7 @@ class Scheduler:
         if runner_output.prompt_logprobs:
             self._keep_prompt_logprobs(runner_output)
         logprobs, drafts = runner_output.logprobs, scheduler_output.drafts
-        client_index, handles, plain_token_ids = -1, [], []
+        client_index, handles, plain_token_ids = -1, list[int](), list[int]()
         running, token_ids = self.table.running, runner_output.sampled_token_ids.tolist()
         for line, (row, token_id) in enumerate(zip(runner_output.rows.tolist(), token_ids, strict=True)):
             request = running.get(row)

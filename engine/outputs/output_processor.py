@@ -137,7 +137,8 @@ class OutputProcessor:
             ending = _stopped_by(state.absorb_token, token_id)
             if ending is not None:
                 result.reqs_to_abort.append(state.request_id)
-            self._advance(state, *(ending or (None, None)), True, iteration_stats, result)
+            finish_reason, stop_reason = ending or (None, None)
+            self._advance(state, finish_reason, stop_reason, True, iteration_stats, result)
         return result
 
     def _advance(
