@@ -193,8 +193,10 @@ def test_weights_that_are_gone_when_they_are_wanted_leave_the_engine_asleep(face
 def test_pausing_and_sleeping_treat_what_is_in_flight_as_their_mode_says(
     face: Face, control: str, mode: str, reason: str
 ) -> None:
-    params = SamplingParams(temperature=0, max_tokens=200 if reason == "abort" else 40, ignore_eos=True)
+    params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
     (alone,) = face.runner.generate({"prompt_token_ids": [5, 6, 7]}, params)
+    if reason == "abort":
+        params.max_tokens = 200
 
     def halt() -> None:
         face.call(control, mode=mode)
@@ -208,7 +210,7 @@ def test_pausing_and_sleeping_treat_what_is_in_flight_as_their_mode_says(
             break
 
     assert output.finish_reason == reason
-    assert list(output.token_ids) == list(alone.outputs[0].token_ids)[: len(output.token_ids)]
+    assert list(output.token_ids)[:40] == list(alone.outputs[0].token_ids)[: len(output.token_ids)]
     assert face.runner.is_idle()
 
 

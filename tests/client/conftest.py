@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from bridge import Bridge
 
-ABOUT_PROCESSES = {"cpus", "death", "descriptors", "interpreter", "shutdown", "start", "start_waits"}
+ABOUT_PROCESSES = {"cpus", "death", "descriptors", "interpreter", "shutdown", "start", "start_waits", "strangers"}
 """Files whose cores start as a user's program starts them."""
 
 
