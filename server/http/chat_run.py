@@ -22,6 +22,7 @@ from ..parsers.guided import NamedCall, RequiredCalls, required_schema
 from ..parsers.registry import reasoning_parser_class, tool_parser_class
 from .errors import ApiError
 from .generation import Caller, Usage, generate, public_finish_reason
+from .guidance import behind_reasoning
 from .logprobs import Entry
 from .prompts import chat_prompt, plain_tool, room_for_output, tokenize_params
 from .sampling import WHITESPACE, sampling_params, structured_outputs_of
@@ -61,6 +62,7 @@ class ChatRun:
         self.prompt: EngineInput | None = None
         self.prompt_logprobs: Any = None
         self._strict_max_tokens = strict_max_tokens
+        self._reasons_first = False  # also where a grammar holds the answer to calls
         self.functions = [plain_tool(tool)["function"] for tool in body.tools or ()]
 
     async def steps(self, model: ServedModel) -> AsyncGenerator[Step, None]:
@@ -72,6 +74,9 @@ class ChatRun:
         mode, name = self._tool_mode(model)
         params = self._sampling_params(model, mode, name)
         prompt = self.prompt = await self._render(model, mode)
+        guided = params.structured_outputs
+        if guided is not None and (framed := behind_reasoning(guided, _reasoning_parser(model, prompt))) is not None:
+            params.structured_outputs, self._reasons_first = framed, True
         room_for_output(model, [prompt], params.max_tokens, self._strict_max_tokens)
         answers: dict[int, _Answer] = {}
         async with aclosing(generate(model, [prompt], params, self.id, self.caller)) as outputs:
@@ -185,18 +190,22 @@ class ChatRun:
         return prompt
 
     def _new_answer(self, model: ServedModel, mode: ToolMode, name: str | None, prompt: EngineInput) -> _Answer:
-        reasoning: ReasoningParser | None = None
         tools: ToolParser | None = None
         if mode == "named":
             tools = NamedCall(str(name))
         elif mode == "required":
             tools = RequiredCalls(self.functions)
-        else:
-            if model.chat.reasoning_parser is not None:
-                reasoning = reasoning_parser_class(model.chat.reasoning_parser)(prompt.get("prompt") or "")
-            if mode == "auto" and model.chat.tool_parser is not None:
-                tools = tool_parser_class(model.chat.tool_parser)(self.functions)
+        elif mode == "auto" and model.chat.tool_parser is not None:
+            tools = tool_parser_class(model.chat.tool_parser)(self.functions)
+        reads_reasoning = self._reasons_first or mode not in ("named", "required")
+        reasoning = _reasoning_parser(model, prompt) if reads_reasoning else None
         return _Answer(AnswerParser(reasoning, tools), [], reasoning is not None and reasoning.in_reasoning)
+
+
+def _reasoning_parser(model: ServedModel, prompt: EngineInput) -> ReasoningParser | None:
+    if model.chat.reasoning_parser is None:
+        return None
+    return reasoning_parser_class(model.chat.reasoning_parser)(prompt.get("prompt") or "")
 
 
 def _count_reasoning(model: ServedModel, answer: _Answer) -> int:

@@ -8,6 +8,10 @@ import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
+
+Format = dict[str, Any]
+"""What a text is held to, as the `format` of a structural tag says it."""
 
 
 @dataclass(slots=True)
@@ -79,6 +83,13 @@ class ReasoningParser(ABC):
     def __init__(self, prompt: str = "") -> None:
         """`prompt`: the rendered conversation, whose end tells whether the answer starts inside the reasoning."""
         self.in_reasoning = False
+
+    def framed(self, answer: Format) -> Format | None:
+        """An answer of that format, with the reasoning that comes before it. Asked before anything is fed.
+
+        None where no reasoning comes, or how it ends cannot be said.
+        """
+        return None
 
     @abstractmethod
     def feed(self, text: str) -> Delta:

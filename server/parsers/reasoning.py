@@ -1,6 +1,6 @@
 """Reasoning between two tags. Where an answer starts is told by the end of its prompt."""
 
-from .base import Delta, ReasoningParser, held_back
+from .base import Delta, Format, ReasoningParser, held_back
 
 
 class TaggedReasoning(ReasoningParser):
@@ -20,6 +20,15 @@ class TaggedReasoning(ReasoningParser):
         self._held_newlines = ""
         self._at_start = True
         self._at_border = False
+
+    def framed(self, answer: Format) -> Format | None:
+        if self._done:
+            return None
+        reasoning = {"type": "tag", "begin": "", "content": {"type": "any_text"}, "end": self.end_tag}
+        if self.in_reasoning:
+            return {"type": "sequence", "elements": [reasoning, answer]}
+        opened = {"type": "sequence", "elements": [reasoning | {"begin": self.start_tag}, answer]}
+        return opened if _is_regular(answer) else {"type": "or", "elements": [opened, answer]}
 
     def feed(self, text: str) -> Delta:
         self._buffer += text
@@ -79,6 +88,12 @@ class TaggedReasoning(ReasoningParser):
             self._buffer, self._at_border = stripped, False
         delta.content += self._buffer
         self._buffer = ""
+
+
+def _is_regular(answer: Format) -> bool:
+    """Whether it is a regex, or a choice of texts: structural formats have no choice between that and a tag."""
+    elements = answer["elements"] if answer["type"] == "or" else [answer]
+    return all(each["type"] in ("regex", "const_string") for each in elements)
 
 
 class DeepSeekR1Reasoning(TaggedReasoning):
