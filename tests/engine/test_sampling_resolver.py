@@ -9,6 +9,7 @@ from corespan.protocol.config import ModelConfig
 from corespan.protocol.errors import VLLMValidationError
 from corespan.protocol.params import SamplingParams
 from corespan.protocol.resolved_sampling import ResolvedSampling
+from corespan.protocol.structured_outputs import StructuredOutputsParams
 
 VOCAB = 1000
 
@@ -174,3 +175,10 @@ def test_bad_words_that_cannot_be_banned_are_refused() -> None:
         resolve(SamplingParams(bad_words=["~"]), LetterTokenizer())
     with pytest.raises(VLLMValidationError, match=r"bad_words must be token ids within the vocabulary, 0\.\.97"):
         resolve(SamplingParams(bad_words=["ab"]), LetterTokenizer(), hf_config={"vocab_size": 98})
+
+
+def test_only_a_constraint_needs_a_tokenizer() -> None:
+    resolve(SamplingParams())
+    with pytest.raises(VLLMValidationError, match="need a tokenizer") as error:
+        resolve(SamplingParams(structured_outputs=StructuredOutputsParams(json_object=True)))
+    assert error.value.parameter == "structured_outputs"

@@ -8,9 +8,7 @@ from typing import Any
 
 import pytest
 
-from corespan.engine.requests.structured_output_check import validate_structured_outputs
 from corespan.protocol.errors import VLLMValidationError
-from corespan.protocol.params import SamplingParams
 from corespan.protocol.structured_outputs import StructuredOutputsParams
 from corespan.shared import grammar
 from corespan.shared.grammar import MAX_REFERENCES, MAX_RULES, check_grammar, grammar_text
@@ -55,7 +53,7 @@ TOOLS = structural_tag(
     ],
 )
 def test_a_sound_constraint_is_accepted(fields: dict[str, Any]) -> None:
-    validate_structured_outputs(SamplingParams(structured_outputs=StructuredOutputsParams(**fields)))
+    check_grammar(StructuredOutputsParams(**fields))
 
 
 @pytest.mark.parametrize(
@@ -92,9 +90,9 @@ def test_a_sound_constraint_is_accepted(fields: dict[str, Any]) -> None:
     ],
 )
 def test_a_malformed_or_impossible_constraint_is_refused_at_the_caller(fields: dict[str, Any], reason: str) -> None:
-    params = SamplingParams(structured_outputs=StructuredOutputsParams(**fields))
+    params = StructuredOutputsParams(**fields)
     with pytest.raises(VLLMValidationError) as error:
-        validate_structured_outputs(params)
+        check_grammar(params)
     kind = next(iter(fields))
     assert str(error.value).startswith(f"structured_outputs.{kind} cannot be used")
     assert reason.lower() in str(error.value).lower()
@@ -127,7 +125,7 @@ def chain_of_rules(length: int) -> str:
     ids=["references", "deep references", "rules"],
 )
 def test_the_deepest_constraints_within_the_limits_do_not_overflow_the_stack(fields: dict[str, Any]) -> None:
-    validate_structured_outputs(SamplingParams(structured_outputs=StructuredOutputsParams(**fields)))
+    check_grammar(StructuredOutputsParams(**fields))
 
 
 @pytest.mark.parametrize(
@@ -147,14 +145,7 @@ def test_constraints_beyond_the_limits_are_refused_and_do_not_end_the_process(
     fields: dict[str, Any], reason: str
 ) -> None:
     with pytest.raises(VLLMValidationError, match=reason):
-        validate_structured_outputs(SamplingParams(structured_outputs=StructuredOutputsParams(**fields)))
-
-
-def test_a_request_without_a_constraint_needs_no_tokenizer() -> None:
-    validate_structured_outputs(SamplingParams(), has_tokenizer=False)
-    constrained = SamplingParams(structured_outputs=StructuredOutputsParams(json_object=True))
-    with pytest.raises(VLLMValidationError, match="need a tokenizer"):
-        validate_structured_outputs(constrained, has_tokenizer=False)
+        check_grammar(StructuredOutputsParams(**fields))
 
 
 def test_closing_a_schema_reaches_every_object_and_leaves_the_callers_alone() -> None:
@@ -184,10 +175,9 @@ def test_a_sound_constraint_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> 
 def test_the_check_loads_no_torch() -> None:
     code = (
         "import sys\n"
-        "from corespan.protocol.params import SamplingParams\n"
         "from corespan.protocol.structured_outputs import StructuredOutputsParams\n"
-        "from corespan.engine.requests.structured_output_check import validate_structured_outputs as check\n"
-        "check(SamplingParams(structured_outputs=StructuredOutputsParams(json_object=True)))\n"
+        "from corespan.shared.grammar import check_grammar\n"
+        "check_grammar(StructuredOutputsParams(json_object=True))\n"
         "assert 'torch' not in sys.modules and 'transformers' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
