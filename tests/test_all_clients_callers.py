@@ -252,10 +252,10 @@ def test_characters_of_several_tokens_come_whole_in_every_kind_of_output(runner:
             SamplingParams(max_tokens=max_tokens, structured_outputs=constraint, output_kind=kind, stop=stop),
         )
 
-    deltas = [output.outputs[0].text for output in outputs(RequestOutputKind.DELTA)]
-    assert "".join(deltas) == TEXT
-    assert not any("\ufffd" in delta for delta in deltas)
-    assert len(deltas) > len(TEXT)
+    deltas = [output.outputs[0] for output in outputs(RequestOutputKind.DELTA)]
+    assert "".join(delta.text for delta in deltas) == TEXT
+    assert not any("\ufffd" in delta.text for delta in deltas)
+    assert sum(len(delta.token_ids) for delta in deltas) > len(TEXT)
 
     for max_tokens in range(1, 9):
         delta, cumulative, final = (outputs(kind, max_tokens) for kind in (1, 0, 2))
