@@ -11,7 +11,6 @@ from ...shared.logits_processors import (
     AddedRequest,
     BatchUpdate,
     LogitsProcessor,
-    MoveDirectionality,
     load_logits_processors,
 )
 from ..kernels.sampling import Allowed, DrawParams
@@ -29,7 +28,7 @@ _NOISE_AHEAD = 16
 class SamplingBatch:
     """Parameters, token counts and logits processors of the requests in the batch, by row.
 
-    Rows change with `add`, `remove`, `move` and `swap`; `append_tokens` records what was generated. Arrays are indexed
+    Rows change with `add` and `remove`; `append_tokens` records what was generated. Arrays are indexed
     by row: temperature (0: greedy), min_p, top_p [max_num_reqs] float64; top_k, num_tokens int64; noise_seeds uint64.
     """
 
@@ -94,7 +93,7 @@ class SamplingBatch:
             self._output_token_ids[row] = output
         if shown is not None:
             prompt_ids = None if request.prompt_embeds is not None else prompt
-            self._update(1).added.append(AddedRequest(row, shown, prompt_ids, output))
+            self._update().added.append(AddedRequest(row, shown, prompt_ids, output))
 
     def remove(self, row: int) -> None:
         """Nothing, where no request has the row."""
@@ -103,30 +102,7 @@ class SamplingBatch:
         self._enter_appended()
         self._forget(row)
         self._rows.discard(row)
-        self._update(0).removed.append(row)
-
-    def move(self, source: int, target: int) -> None:
-        """Move the request in `source` to the free row `target`."""
-        self._enter_appended()
-        for array in self._arrays():
-            array[target] = array[source]
-        for table in self._tables():
-            table.pop(target, None)
-            if source in table:
-                table[target] = table.pop(source)
-        self._rows.discard(source)
-        self._rows.add(target)
-        self._update(2).moved.append((source, target, MoveDirectionality.UNIDIRECTIONAL))
-
-    def swap(self, first: int, second: int) -> None:
-        """Let the requests in two rows change places."""
-        self._enter_appended()
-        for array in self._arrays():
-            array[[first, second]] = array[[second, first]]
-        for table in self._tables():
-            at_first, at_second = table.pop(first, None), table.pop(second, None)
-            table.update({row: entry for row, entry in ((second, at_first), (first, at_second)) if entry is not None})
-        self._update(2).moved.append((first, second, MoveDirectionality.SWAP))
+        self._update(before_added=True).removed.append(row)
 
     def append_tokens(self, rows: np.ndarray, token_ids: np.ndarray) -> None:
         """Record one generated token for each of `rows` ([n] int64, distinct)."""
@@ -134,18 +110,17 @@ class SamplingBatch:
             self._enter_appended()
             self._drawn_rows = rows
         self._num_appended += 1
-        if not (self.counts or self._output_token_ids):
-            return
-        for row, token_id in zip(rows.tolist(), token_ids.tolist(), strict=True):
-            if row in self.counts:
-                self.counts[row].append(token_id)
-            if row in self._output_token_ids:
-                self._output_token_ids[row].append(token_id)
+        if self.counts or self._output_token_ids:
+            self._show(rows, token_ids)
 
     def append_drafted(self, rows: np.ndarray, token_ids: np.ndarray) -> None:
         """As `append_tokens` behind a step with drafts: a row may come several times, its tokens in their order."""
         self._enter_appended()
         np.add.at(self.num_tokens, rows, 1)
+        self._show(rows, token_ids)
+
+    def _show(self, rows: np.ndarray, token_ids: np.ndarray) -> None:
+        """Tell of the new tokens whoever looks at what was generated."""
         for row, token_id in zip(rows.tolist(), token_ids.tolist(), strict=True):
             if row in self.counts:
                 self.counts[row].append(token_id)
@@ -220,16 +195,13 @@ class SamplingBatch:
         for table in self._tables():
             table.pop(row, None)
 
-    def _arrays(self) -> tuple[np.ndarray, ...]:
-        return self.temperature, self.min_p, self.top_k, self.top_p, self.noise_seeds, self.num_tokens
-
     def _tables(self) -> tuple[dict[int, Any], ...]:
         return self.counts, self.logprobs, self.masks, self.biases, self._output_token_ids
 
-    def _update(self, stage: int) -> BatchUpdate:
-        """The update that takes a change of this stage (0 removed, 1 added, 2 moved) in its proper order."""
+    def _update(self, before_added: bool = False) -> BatchUpdate:
+        """The update that takes a change in its proper order: what is removed comes before what is added."""
         last = self._updates[-1] if self._updates else None
-        if last is None or (stage < 1 and last.added) or (stage < 2 and last.moved):
+        if last is None or (before_added and last.added):
             last = BatchUpdate(0)
             self._updates.append(last)
         return last

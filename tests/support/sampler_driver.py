@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from corespan.core.sampling.logits_processors import AddedRequest, BatchUpdate, LogitsProcessor, MoveDirectionality
+from corespan.core.sampling.logits_processors import AddedRequest, BatchUpdate, LogitsProcessor
 from corespan.core.sampling.metadata import SamplingBatch
 from corespan.core.sampling.sampler import Sampler, SamplerOutput
 from corespan.core.scheduler.runner_messages import NewRequestData
@@ -109,7 +109,7 @@ class MadeUpModel:
 
 
 class Loop:
-    """Generates with a made-up model for requests that join, leave, wait and change rows."""
+    """Generates with a made-up model for requests that join, leave and wait."""
 
     def __init__(self, vocab_size: int, **model_fields: Any) -> None:
         self.model = MadeUpModel(vocab_size)
@@ -125,14 +125,6 @@ class Loop:
     def remove(self, row: int) -> list[int]:
         self.batch.remove(row)
         return self.tokens.pop(row)
-
-    def move(self, source: int, target: int) -> None:
-        self.batch.move(source, target)
-        self.tokens[target] = self.tokens.pop(source)
-
-    def swap(self, first: int, second: int) -> None:
-        self.batch.swap(first, second)
-        self.tokens[first], self.tokens[second] = self.tokens[second], self.tokens[first]
 
     def step(self, rows: Sequence[int]) -> SamplerOutput:
         """One token for each of `rows`; the others wait."""
@@ -171,11 +163,6 @@ class _PerRequest(LogitsProcessor):
             self.requests.pop(row, None)
         for request in batch_update.added:
             self.requests[request.row] = request
-        for source, target, direction in batch_update.moved:
-            moved, displaced = self.requests.pop(source), self.requests.pop(target, None)
-            self.requests[target] = moved
-            if direction is MoveDirectionality.SWAP and displaced is not None:
-                self.requests[source] = displaced
 
 
 class OnlyMultiplesProcessor(_PerRequest):

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from ....protocol.errors import may_be_ctrl_c, raised_in
 from ....protocol.params import SamplingParams
-from ....shared.logits_processors import BatchUpdate, LogitsProcessor, MoveDirectionality, RowsFailed
+from ....shared.logits_processors import BatchUpdate, LogitsProcessor, RowsFailed
 
 if TYPE_CHECKING:
     import torch
@@ -74,10 +74,6 @@ class GuardedProcessor(LogitsProcessor):
         for request in update.added:
             self._rows.add(request.row)
             self.failures.pop(request.row, None)
-        for source, target, direction in update.moved:
-            both = {source: target, target: source} if direction is MoveDirectionality.SWAP else {source: target}
-            self._rows = {both.get(row, row) for row in self._rows}
-            self.failures = {both.get(row, row): why for row, why in self.failures.items()}
 
     def _fail(self, method: str, error: BaseException) -> None:
         if may_be_ctrl_c(error):

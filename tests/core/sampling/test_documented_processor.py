@@ -6,8 +6,10 @@ import types
 from pathlib import Path
 
 import pytest
+import torch
 from sampler_driver import Loop, generate_alone, new_request
 
+from corespan.core.sampling.logits_processors import BatchUpdate, MoveDirectionality
 from corespan.protocol.params import SamplingParams
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "sampling.md"
@@ -37,10 +39,11 @@ def test_the_documented_processor_follows_its_requests(documented: str) -> None:
     loop.add(0, new_request(SamplingParams(temperature=0, logit_bias={7: 50.0})))
     loop.add(1, new_request(asks))
     loop.step([0, 1])
-    loop.swap(0, 1)
-    loop.move(1, 4)
-    loop.step([4, 0])
-    assert loop.tokens[0][3:] == [7, 8]
-    assert loop.tokens[4][3:] == [7, 7]
+    (processor,) = (guarded.processor for guarded in loop.batch.processors)
+    moves = [(0, 1, MoveDirectionality.SWAP), (1, 4, MoveDirectionality.UNIDIRECTIONAL)]
+    processor.update_state(BatchUpdate(5, moved=moves))
+    logits = torch.zeros(5, 100)
+    assert processor.apply(logits)[0, 7] == float("-inf")
+    assert processor.apply(logits)[4].isfinite().all()
     with pytest.raises(ValueError, match="no_repeat must be True or False"):
         loop.batch.add(2, new_request(SamplingParams(extra_args={"no_repeat": "yes"})))

@@ -33,20 +33,13 @@ def test_a_processor_sees_output_tokens_as_they_grow() -> None:
     assert [token_id % (2 + count) for count, token_id in enumerate(tokens[3:])] == [0] * 5
 
 
-def test_state_follows_requests_that_move_while_some_rows_wait() -> None:
+def test_each_row_keeps_its_state_while_some_wait() -> None:
     requests = [new_request(multiples_of(2 + index), seed=index, prompt=[index + 1, 5]) for index in range(6)]
     chance, loop, present = random.Random(3), Loop(VOCAB, logits_processors=[MULTIPLES, SHARPENING]), {}
     for row, request in zip((3, 0, 7, 5, 9, 1), requests, strict=True):
         loop.add(row, request)
         present[row] = request
     for _ in range(40):
-        source = chance.choice(sorted(present))
-        target = chance.choice([row for row in range(12) if row not in present])
-        loop.move(source, target)
-        present[target] = present.pop(source)
-        first, second = chance.sample(sorted(present), 2)
-        loop.swap(first, second)
-        present[first], present[second] = present[second], present[first]
         loop.step(chance.sample(sorted(present), chance.randint(1, 6)))
     for row, request in present.items():
         tokens = loop.remove(row)

@@ -52,7 +52,7 @@ def request_of(kind: SamplingParams, index: int) -> NewRequestData:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_rows_equal_their_solo_run_while_others_join_leave_wait_and_move(seed: int) -> None:
+def test_rows_equal_their_solo_run_while_others_join_leave_and_wait(seed: int) -> None:
     chance = random.Random(seed)
     waiting = [request_of(kind, index) for index, kind in enumerate(kinds() * 2)]
     chance.shuffle(waiting)
@@ -63,15 +63,6 @@ def test_rows_equal_their_solo_run_while_others_join_leave_wait_and_move(seed: i
             row = chance.choice(free)
             present[row] = waiting.pop()
             loop.add(row, present[row])
-        elif len(present) > 1 and chance.random() < 0.3:
-            first, second = chance.sample(sorted(present), 2)
-            loop.swap(first, second)
-            present[first], present[second] = present[second], present[first]
-        if present and free and chance.random() < 0.3:
-            source = chance.choice(sorted(present))
-            target = chance.choice([row for row in range(MAX_ROWS) if row not in present])
-            loop.move(source, target)
-            present[target] = present.pop(source)
         sampled = [row for row in present if chance.random() < 0.8]
         chance.shuffle(sampled)
         if sampled:
