@@ -17,7 +17,7 @@ from ...protocol.param_checks import reject, reject_type
 from ...protocol.params import RequestOutputKind, SamplingParams
 from ...protocol.requests import EngineCoreRequest
 from ..text.prompts import EngineInput
-from ..text.renderer import Renderer, truncate
+from ..text.renderer import Renderer
 from ..text.tokenizer import Tokenizer
 from ..text.tokenizer_inputs import check_encodable
 from .parallel_sampling import NoiseSeeds
@@ -114,7 +114,7 @@ class InputProcessor:
         if params.truncate_prompt_tokens is not None:
             tok_params = tok_params.with_kwargs({"truncate_prompt_tokens": params.truncate_prompt_tokens})
         (rendered,) = self.renderer.render_cmpl([prompt], tok_params)
-        return truncate(rendered, tok_params, self.model_config.max_model_len)
+        return rendered
 
     def _check_prompt(self, rendered: EngineInput, params: SamplingParams) -> None:
         token_ids = rendered["prompt_token_ids"]

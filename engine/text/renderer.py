@@ -70,7 +70,7 @@ class Renderer:
     def _render(self, prompt: Any, params: TokenizeParams) -> EngineInput:
         arrival_time = time.time()
         if isinstance(prompt, Mapping) and "type" in prompt:
-            return self._check_rendered(prompt)
+            return _truncate(self._check_rendered(prompt), params, self.model_config.max_model_len)
         fields = parse_prompt(prompt)
         if "prompt_embeds" in fields:
             rendered = self._render_embeds(fields["prompt_embeds"], arrival_time)
@@ -80,7 +80,7 @@ class Renderer:
             else:
                 token_ids = self._tokenise(fields["prompt"], params)
             rendered = {"type": "token", "prompt_token_ids": token_ids, "arrival_time": arrival_time}
-        rendered = truncate(rendered, params, self.model_config.max_model_len)
+        rendered = _truncate(rendered, params, self.model_config.max_model_len)
         if "prompt" in fields:
             rendered["prompt"] = fields["prompt"]
         if "cache_salt" in fields:
@@ -143,7 +143,7 @@ class Renderer:
         return self.tokenizer
 
 
-def truncate(rendered: EngineInput, params: TokenizeParams, max_model_len: int) -> EngineInput:
+def _truncate(rendered: EngineInput, params: TokenizeParams, max_model_len: int) -> EngineInput:
     """`rendered` cut to the wanted number of tokens, or of rows of its embeddings.
 
     Raises VLLMValidationError for more than the model can take.
