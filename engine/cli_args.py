@@ -1,6 +1,7 @@
 """`EngineArgs` on a command line: an option for every field, and back. Behind `add_cli_args` and `from_cli_args`."""
 
 import argparse
+import collections.abc
 import dataclasses
 import json
 import types
@@ -36,23 +37,26 @@ def add_field_arguments(parser: argparse.ArgumentParser, cls: type[NeutralArgs])
             engine.add_argument(*flags, default=default, help="[%(default)s]", **_reading(hints[option.name]))
 
 
+def kinds_of(hint: Any) -> tuple[Any, ...]:
+    """The types of a union, `NoneType` among them; any other type alone."""
+    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+
+
 def _reading(hint: Any) -> dict[str, Any]:
     """How argparse is to read a value of this type."""
-    if get_origin(hint) is Literal:
-        return {"choices": get_args(hint)}
-    kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
-    kinds = tuple(kind for kind in kinds if kind is not type(None))
-    if kinds == (bool,):
+    kinds = [kind for kind in kinds_of(hint) if kind is not types.NoneType]
+    kind, origin = kinds[0], get_origin(kinds[0])
+    if kinds == [bool]:
         return {"action": argparse.BooleanOptionalAction}
-    if len(kinds) == 1 and kinds[0] in (int, float):
-        return {"type": kinds[0]}
-    if len(kinds) == 1 and get_origin(kinds[0]) is Literal:
-        return {"choices": get_args(kinds[0])}
-    if len(kinds) == 1 and get_origin(kinds[0]) is dict:
+    if kinds in ([int], [float]):
+        return {"type": kind}
+    if origin is Literal:
+        return {"choices": get_args(kind)}
+    if origin is dict:
         return {"type": json.loads, "metavar": "JSON"}
-    if len(kinds) == 1 and get_origin(kinds[0]) is not None:  # a sequence
+    if origin is collections.abc.Sequence:
         return {"nargs": "+"}
-    return {"type": _json_or_text} if kinds == (object,) else {"type": str}
+    return {"type": _json_or_text if kind is object else str}
 
 
 def _json_or_text(text: str) -> object:

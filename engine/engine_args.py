@@ -4,15 +4,17 @@
 """
 
 import argparse
+import copy
 import enum
 import json
 import math
 import os
 import re
+import types
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Self, TypeVar, get_args
+from typing import Any, Literal, Self, TypeVar, get_args, get_origin
 
 from ..client.standard_streams import fill_standard_descriptors
 from ..protocol import envs
@@ -40,7 +42,7 @@ from ..protocol.param_checks import (
 )
 from ..protocol.user_classes import end_script_at_engine, path_of
 from ..shared.rope_config import override_config, stretched_length
-from .cli_args import add_field_arguments
+from .cli_args import add_field_arguments, kinds_of
 from .model_files.hub import DEFAULT_MODEL
 from .model_files.model_source import ModelFiles, resolve_model
 from .neutral_args import NeutralArgs
@@ -73,17 +75,7 @@ _LENGTH_KEYS = (
     "max_sequence_length",
     "max_seq_length",
 )
-_TEXTS = ("served_model_name", "revision", "tokenizer_revision", "core_address", "otlp_traces_endpoint")
-_PATHS = ("model", "tokenizer", "generation_config")
-_SWITCHES = (
-    "skip_tokenizer_init",
-    "trust_remote_code",
-    "enable_prompt_embeds",
-    "enforce_eager",
-    "enable_sleep_mode",
-    "disable_log_stats",
-)
-_OPTIONAL_SWITCHES = ("enable_prefix_caching", "enable_chunked_prefill")
+_LOWEST = {"max_logprobs": -1, "long_prefill_token_threshold": 0, "engine_restart": 0}  # of other whole numbers: 1
 _SUFFIXES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
 _END_TOKENS = ("eos_token_id", "bos_token_id", "pad_token_id")
 
@@ -136,11 +128,6 @@ class EngineArgs(NeutralArgs):
     long_prefill_token_threshold: int = 0  # 0: off
     scheduling_policy: SchedulingPolicy = "fcfs"
     stream_interval: int = 1
-    tensor_parallel_size: int = 1  # these three: one worker is all there is
-    pipeline_parallel_size: int = 1
-    data_parallel_size: int = 1
-    enforce_eager: bool = False  # changes nothing: no graphs are captured
-    enable_sleep_mode: bool = False  # changes nothing: every engine can sleep
     disable_log_stats: bool = False
     core_address: str | None = None  # such as tcp://127.0.0.1: meet the core over TCP, encrypted; None: unix sockets
     engine_restart: int = 0
@@ -171,8 +158,13 @@ class EngineArgs(NeutralArgs):
         end_script_at_engine()
         fill_standard_descriptors()
         self._check_neutral()
-        self._check_types()
-        self._check_choices()
+        checked = copy.copy(self)
+        for option in fields(self):
+            if "neutral" not in option.metadata:
+                setattr(checked, option.name, _checked(option.name, option.type, getattr(self, option.name)))
+        return checked._engine_config(usage_context)
+
+    def _engine_config(self, usage_context: UsageContext) -> VllmConfig:
         needs_tokenizer = not self.skip_tokenizer_init and self.tokenizer is None
         files = resolve_model(os.fspath(self.model), self.revision, with_tokenizer=needs_tokenizer)
         hf_config = override_config(files.hf_config, self.hf_overrides or {})
@@ -190,41 +182,6 @@ class EngineArgs(NeutralArgs):
             ),
         )
 
-    def _check_types(self) -> None:
-        for name in _TEXTS:
-            value = getattr(self, name)
-            if not isinstance(value, str | None) or not is_encodable(value):
-                reject(name, value, "None or a string of valid Unicode")
-        for name in _PATHS:
-            value = getattr(self, name)
-            if value is None and name == "tokenizer":
-                continue
-            if not isinstance(value, (str, os.PathLike)) or not os.fspath(value) or not is_encodable(os.fspath(value)):
-                reject(name, value, "a non-empty string of valid Unicode, or a path")
-        for name in _SWITCHES:
-            as_bool(name, getattr(self, name))
-        for name in _OPTIONAL_SWITCHES:
-            if getattr(self, name) is not None:
-                as_bool(name, getattr(self, name))
-        for name in ("hf_overrides", "override_generation_config"):
-            value = getattr(self, name)
-            if value is not None and not is_plain_dict(value):
-                reject(name, value, "None or a dict from strings to plain data")
-
-    def _check_choices(self) -> None:
-        choices = {
-            "logprobs_mode": get_args(LogprobsMode),
-            "scheduling_policy": get_args(SchedulingPolicy),
-            "quantization": (None, *get_args(Quantization)),
-        }
-        for name, legal in choices.items():
-            if getattr(self, name) not in legal:
-                reject(name, getattr(self, name), f"one of {', '.join(map(repr, legal))}")
-        int_at_least("max_logprobs", self.max_logprobs, -1)
-        for name in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
-            if (size := int_at_least(name, getattr(self, name), 1)) != 1:
-                reject(name, size, "1: the engine has one worker")
-
     def _model_config(self, files: ModelFiles, hf_config: dict[str, Any], max_model_len: int) -> ModelConfig:
         return ModelConfig(
             model=files.path,
@@ -236,7 +193,7 @@ class EngineArgs(NeutralArgs):
             quantization=self.quantization,
             max_model_len=max_model_len,
             fit_max_model_len=parse_max_model_len(self.max_model_len) == AUTO,
-            seed=None if self.seed is None else as_int("seed", self.seed, "None or an integer"),
+            seed=self.seed,
             max_logprobs=self.max_logprobs,
             logprobs_mode=self.logprobs_mode,
             logits_processors=self._logits_processors(),
@@ -291,9 +248,6 @@ class EngineArgs(NeutralArgs):
         return asked
 
     def _cache_config(self) -> CacheConfig:
-        for name in ("block_size", "kv_cache_memory_bytes", "num_gpu_blocks_override"):
-            if (value := getattr(self, name)) is not None:
-                int_at_least(name, value, 1)
         return CacheConfig(
             block_size=16 if self.block_size is None else self.block_size,
             gpu_memory_utilization=float_in("gpu_memory_utilization", self.gpu_memory_utilization, 0, 1, low_open=True),
@@ -310,20 +264,18 @@ class EngineArgs(NeutralArgs):
             max_num_seqs=max_num_seqs,
             max_model_len=max_model_len,
             enable_chunked_prefill=chunked,
-            long_prefill_token_threshold=int_at_least(
-                "long_prefill_token_threshold", self.long_prefill_token_threshold, 0
-            ),
+            long_prefill_token_threshold=self.long_prefill_token_threshold,
             policy=self.scheduling_policy,
-            stream_interval=int_at_least("stream_interval", self.stream_interval, 1),
+            stream_interval=self.stream_interval,
         )
 
     def _batch_limits(self, usage_context: UsageContext, max_model_len: int, chunked: bool) -> tuple[int, int]:
         """(max_num_batched_tokens, max_num_seqs): as given, or defaults that fit each other and `max_model_len`."""
         tokens, seqs = _BATCH_DEFAULTS[usage_context]
         if self.max_num_seqs is not None:
-            seqs = int_at_least("max_num_seqs", self.max_num_seqs, 1)
+            seqs = self.max_num_seqs
         if self.max_num_batched_tokens is not None:
-            tokens = int_at_least("max_num_batched_tokens", self.max_num_batched_tokens, 1)
+            tokens = self.max_num_batched_tokens
         else:
             tokens = max(min(tokens, seqs * max_model_len), seqs)
             if not chunked:
@@ -347,7 +299,7 @@ class EngineArgs(NeutralArgs):
             reject("step_timeout", self.step_timeout, "None or more than 0 seconds")
         return ParallelConfig(
             core_address=self.core_address,
-            engine_restart=int_at_least("engine_restart", self.engine_restart, 0),
+            engine_restart=self.engine_restart,
             shutdown_timeout=as_seconds("shutdown_timeout", self.shutdown_timeout),
             step_timeout=self.step_timeout,
         )
@@ -359,9 +311,29 @@ class AsyncEngineArgs(EngineArgs):
 
     enable_log_requests: bool = False
 
-    def _check_types(self) -> None:
-        super()._check_types()
-        as_bool("enable_log_requests", self.enable_log_requests)
+
+def _checked(name: str, hint: Any, value: Any) -> Any:
+    """`value` in the form in which it travels. Raises VLLMValidationError for what the type of its field excludes."""
+    kinds = kinds_of(hint)
+    kind = kinds[0]
+    if value is None and types.NoneType in kinds:
+        return None
+    if kind is bool:
+        return as_bool(name, value)
+    if name == "seed":
+        return as_int(name, value, "None or an integer")
+    if kind is int and str not in kinds:
+        return int_at_least(name, value, _LOWEST.get(name, 1))
+    if get_origin(kind) is Literal and value not in get_args(kind):
+        reject(name, value, f"one of {', '.join(map(repr, get_args(kind)))}")
+    if get_origin(kind) is dict and not is_plain_dict(value):
+        reject(name, value, "None or a dict from strings to plain data")
+    if kinds == (str, types.NoneType) and not (isinstance(value, str) and is_encodable(value)):
+        reject(name, value, "None or a string of valid Unicode")
+    if os.PathLike[str] in kinds:
+        if not isinstance(value, (str, os.PathLike)) or not os.fspath(value) or not is_encodable(os.fspath(value)):
+            reject(name, value, "a non-empty string of valid Unicode, or a path")
+    return value
 
 
 def _installed_processors() -> list[str]:

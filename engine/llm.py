@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from os import PathLike
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..client.base import EngineCoreClient
 from ..protocol.config import ModelConfig
@@ -14,9 +14,8 @@ from ..protocol.pausing import PauseMode
 from .beam_search import BeamSearchOutput, beam_search
 from .controls import EngineControls
 from .engine_args import EngineArgs, UsageContext
-from .engine_options import EngineOptions, refuse_unknown_options, showing_engine_options
+from .engine_options import LLMArgs, refuse_unknown_options, takes_options_of
 from .llm_engine import LLMEngine
-from .metrics.loggers import StatLoggerFactory
 from .outputs.request_output import RequestOutput
 from .ownership import takes_turns
 from .progress import CompletionBar, UseTqdm, progress
@@ -36,24 +35,16 @@ class LLM(EngineControls):
     Calls from several threads take turns: each `generate`, `chat` and so on runs alone, from its first prompt to its
     last output. `shutdown`, `get_metrics` and the controls that go straight to the core do not wait for their turn.
 
-    `engine_args` are the fields of `EngineArgs`. The core runs in a process of its own unless
+    `options` are the fields of `EngineArgs`, and `stat_loggers`. The core runs in a process of its own unless
     VLLM_ENABLE_V1_MULTIPROCESSING=0. Statistics are off unless `disable_log_stats=False` or `stat_loggers` are given.
     """
 
-    @showing_engine_options(disable_log_stats=True)
-    def __init__(
-        self,
-        model: str | PathLike[str],
-        *,
-        stat_loggers: Sequence[StatLoggerFactory] = (),
-        **engine_args: Unpack[EngineOptions],
-    ) -> None:
+    @takes_options_of(LLMArgs)
+    def __init__(self, model: str | PathLike[str], **options: Any) -> None:
         super().__init__()
-        refuse_unknown_options(engine_args)
-        engine_args.setdefault("disable_log_stats", True)
-        self.llm_engine = LLMEngine.from_engine_args(
-            EngineArgs(model=model, **engine_args), UsageContext.LLM_CLASS, stat_loggers=stat_loggers
-        )
+        refuse_unknown_options(options)
+        args = LLMArgs(model, **options)
+        self.llm_engine = LLMEngine.from_engine_args(args, UsageContext.LLM_CLASS, stat_loggers=args.stat_loggers)
         self.turns = self.llm_engine.turns
         self.renderer, self.input_processor = self.llm_engine.renderer, self.llm_engine.input_processor
         self.request_counter = itertools.count()

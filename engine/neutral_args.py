@@ -84,6 +84,9 @@ class NeutralArgs:
         "auto", "guidance", because="grammars are compiled by llguidance (guidance)"
     )
 
+    tensor_parallel_size: object = _only(1, because=_ONE_WORKER)
+    pipeline_parallel_size: object = _only(1, because=_ONE_WORKER)
+    data_parallel_size: object = _only(1, because=_ONE_WORKER)
     data_parallel_rank: object = _only(None, 0, because=_ONE_WORKER)
     data_parallel_start_rank: object = _only(None, 0, because=_ONE_WORKER)
     data_parallel_size_local: object = _only(None, 1, because=_ONE_WORKER)
@@ -154,6 +157,8 @@ class NeutralArgs:
     scheduler_reserve_full_isl: object = _only(True, because=_OWN_SCHEDULER)
     watermark: object = _only(0.0, because=_OWN_SCHEDULER)
     prefill_schedule_interval: object = _only(1, because=_OWN_SCHEDULER)
+    enforce_eager: object = _only(False, True, because=_NOT_COMPILED)
+    enable_sleep_mode: object = _only(False, True, because="every engine can sleep")
     max_seq_len_to_capture: object = _former(None, 8192, because=_NOT_COMPILED)
     compilation_config: object = _only(None, {}, 0, because=_NOT_COMPILED)
     optimization_level: object = _only(2, 0, 1, 3, because=_NOT_COMPILED)

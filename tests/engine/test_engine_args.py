@@ -17,7 +17,6 @@ import pytest
 import corespan
 from corespan import LLM, AsyncEngineArgs, EngineArgs, VLLMValidationError
 from corespan.engine.engine_args import AUTO, UsageContext, model_length_limit, parse_max_model_len, resolve_dtype
-from corespan.engine.engine_options import EngineOptions, NeutralOptions
 from corespan.engine.neutral_args import NeutralArgs
 
 CACHE = Path(corespan.__file__).parent / ".mypy_cache" / "programs"
@@ -156,6 +155,7 @@ def test_batch_limits_default_by_usage_and_fit_each_other(
         ("kv_cache_memory_bytes", 0),
         ("num_gpu_blocks_override", -1),
         ("max_num_seqs", 0),
+        ("max_num_seqs", "4"),
         ("max_num_batched_tokens", 0),
         ("long_prefill_token_threshold", -1),
         ("stream_interval", 0),
@@ -182,7 +182,7 @@ WRONG_TYPES: dict[str, list[Any]] = {
     "tokenizer": ["", *NOT_TEXTS],
     **dict.fromkeys(["model", "generation_config"], [None, "", *NOT_TEXTS]),
     **dict.fromkeys(["skip_tokenizer_init", "trust_remote_code", "enable_prompt_embeds"], [None, 0, "no"]),
-    **dict.fromkeys(["disable_log_stats", "enforce_eager", "enable_sleep_mode"], [None, 0, "no"]),
+    "disable_log_stats": [None, 0, "no"],
     **dict.fromkeys(["enable_prefix_caching", "enable_chunked_prefill", "enable_log_requests"], [0, "no"]),
     **dict.fromkeys(["hf_overrides", "override_generation_config"], [5, "a", ["a"], {5: 1}, {"a": object()}]),
     "logits_processors": [5, True, "a.b:C", {"a.b:C"}, [5], [Path()]],
@@ -242,18 +242,6 @@ def test_async_engine_args_add_request_logging() -> None:
     assert AsyncEngineArgs(enable_log_requests=True).model == EngineArgs().model
 
 
-def test_options_of_engines_with_more_workers_and_graphs_are_known_by_name(config_of: Any) -> None:
-    plain = config_of()
-    sizes = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
-    unset = {"hf_overrides": None, "override_generation_config": None}
-    assert config_of(enforce_eager=True, enable_sleep_mode=True, **dict.fromkeys(sizes, 1), **unset) == plain
-    for name in sizes:
-        with pytest.raises(ValueError, match=f"{name} must be 1: the engine has one worker, got 2"):
-            config_of(**{name: 2})
-        with pytest.raises(ValueError, match=name):
-            config_of(**{name: "1"})
-
-
 def test_logits_processors_are_classes_or_paths(config_of: Any) -> None:
     for given in (None, []):
         assert config_of(logits_processors=given).model_config.logits_processors == []
@@ -284,14 +272,6 @@ def test_other_values_of_theirs_are_refused_with_the_reason(config_of: Any, opti
         with pytest.raises(VLLMValidationError, match=rf"^{option.name} is .* must be .*: \w") as raised:
             config_of(**{option.name: value})
         assert (raised.value.parameter, raised.value.value) == (option.name, value)
-
-
-def test_the_keyword_arguments_of_llm_are_the_fields_of_engine_args() -> None:
-    fields = get_type_hints(EngineArgs)
-    del fields["model"]
-
-    assert get_type_hints(EngineOptions) == fields
-    assert get_type_hints(NeutralOptions) == get_type_hints(NeutralArgs)
 
 
 def test_help_shows_the_options_that_have_a_meaning() -> None:
