@@ -112,7 +112,7 @@ class TestEngineOptions:
         options = parsed("m", "--reasoning-parser", "qwen3", "--served-model-name", "x", "y", "--enable-log-requests")
         server = ServeOptions.from_namespace(options)
         engine = engine_args_of(options, server, "m")
-        engine._check_types()
+        engine._check_neutral()
 
         assert server.reasoning_parser == "qwen3"
         assert engine.served_model_name == "x"
