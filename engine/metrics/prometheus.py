@@ -1,7 +1,10 @@
 """The engine's figures as Prometheus metrics under vLLM's names. Needs the extra `metrics` (prometheus_client)."""
 
+import functools
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import attrgetter
+from typing import Any, TypeVar, cast
 
 import msgspec
 from prometheus_client import REGISTRY, Counter, Gauge, Histogram
@@ -10,26 +13,68 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from ...protocol.config import VllmConfig
-from ...protocol.outputs import FinishReason, SchedulerStats, SpecDecodingStats
+from ...protocol.outputs import FinishReason, SchedulerStats
 from .loggers import StatLoggerBase
-from .stats import FinishedRequestStats, IterationStats
+from .stats import IterationStats
+
+M = TypeVar("M", bound=Counter | Gauge | Histogram)
 
 PREFIX = "vllm:"
 SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")  # by sleep level
 LABELS = ("model_name", "engine")
 
 _ITERATION_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
-_FIRST_TOKEN_SECONDS = (
+_TTFT = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
     *(20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
 )
-_TOKEN_SECONDS = (
-    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
-)
-_REQUEST_SECONDS = (
+_TPOT = (*(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),)
+_LATENCY = (
     *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
     *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
 )
+
+
+_SCHEDULER: tuple[tuple[type[Counter | Gauge], str, str, str], ...] = (
+    (Gauge, "num_requests_running", "Requests in the batch.", "num_running_reqs"),
+    (Gauge, "num_requests_waiting", "Requests that are not in the batch.", "num_waiting_reqs"),
+    (Gauge, "kv_cache_usage_perc", "Share of the KV blocks in use, 0 to 1.", "kv_cache_usage"),
+    (Counter, "prefix_cache_queries", "Prompt tokens looked up in the cache.", "prefix_cache_stats.queries"),
+    (Counter, "prefix_cache_hits", "Prompt tokens found in the cache.", "prefix_cache_stats.hits"),
+    (Counter, "num_preemptions", "Requests that lost their blocks to others.", "num_preemptions"),
+)
+_DRAFTS = (
+    (Counter, "spec_decode_num_drafts", "Drafts of further tokens.", "num_drafts"),
+    (Counter, "spec_decode_num_draft_tokens", "Tokens of drafts.", "num_draft_tokens"),
+    (Counter, "spec_decode_num_accepted_tokens", "Tokens of drafts that held.", "num_accepted_tokens"),
+)
+_ITERATION = (
+    (Counter, "prompt_tokens", "Prompt tokens processed.", "prompt_token_stats.total"),
+    (Counter, "prompt_tokens_cached", "Prompt tokens that came from the cache.", "prompt_token_stats.cached"),
+    (Counter, "generation_tokens", "Tokens generated.", "num_generation_tokens"),
+)
+"""Class, name, meaning, and where the value stands: in `SchedulerStats`, `SpecDecodingStats`, `IterationStats`."""
+
+_LENGTHS = ()  # stands for 1, 2, 5, 10, ... up to the model's length
+_REQUESTS_OF_ITERATION: tuple[tuple[str, str, Sequence[float], str], ...] = (
+    ("time_to_first_token_seconds", "From arrival to the first token.", _TTFT, "time_to_first_tokens_iter"),
+    ("inter_token_latency_seconds", "Between two tokens of a request.", _TPOT, "inter_token_latencies_iter"),
+    ("request_max_num_generation_tokens", "Length of the longest answer.", _LENGTHS, "max_num_generation_tokens_iter"),
+    ("request_params_n", "The parameter n.", (1, 2, 5, 10, 20), "n_params_iter"),
+)
+_FINISHED_REQUESTS: tuple[tuple[str, str, Sequence[float], str], ...] = (
+    ("request_prompt_tokens", "Prompt length.", _LENGTHS, "num_prompt_tokens"),
+    ("request_generation_tokens", "Tokens generated.", _LENGTHS, "num_generation_tokens"),
+    ("request_prefill_kv_computed_tokens", "Prompt tokens not in the cache.", _LENGTHS, "num_computed_tokens"),
+    ("request_params_max_tokens", "The parameter max_tokens.", _LENGTHS, "max_tokens_param"),
+    ("request_time_per_output_token_seconds", "Mean time between tokens.", _TPOT, "mean_time_per_output_token"),
+    ("e2e_request_latency_seconds", "From arrival to end.", _LATENCY, "e2e_latency"),
+    ("request_queue_time_seconds", "Waiting to be scheduled.", _LATENCY, "queued_time"),
+    ("request_inference_time_seconds", "Scheduled to end.", _LATENCY, "inference_time"),
+    ("request_prefill_time_seconds", "Scheduled to first token.", _LATENCY, "prefill_time"),
+    ("request_decode_time_seconds", "First token to end.", _LATENCY, "decode_time"),
+)
+"""Histograms: name, meaning, buckets, and the field: lists of `IterationStats`, values of `FinishedRequestStats`."""
 
 
 class PrometheusStatLogger(StatLoggerBase):
@@ -41,10 +86,23 @@ class PrometheusStatLogger(StatLoggerBase):
         super().__init__(vllm_config, engine_index)
         self.collectors: list[Counter | Gauge | Histogram] = []
         self._labels = (vllm_config.model_config.served_model_name, str(engine_index))
-        self._make_scheduler_metrics()
+        self._scheduler, self._iteration = self._meters(_SCHEDULER), self._meters(_ITERATION)
+        by_reason = self._new(
+            Gauge,
+            "num_requests_waiting_by_reason",
+            "capacity: for a place in the batch or blocks; deferred: for something else, such as a grammar.",
+            "reason",
+        )
+        self._waiting_for_capacity, self._waiting_deferred = by_reason("capacity"), by_reason("deferred")
+        self._sleep_state = self._new(Gauge, "engine_sleep_state", "1 for the state it is in.", "sleep_state")
+        by_source = self._new(Counter, "prompt_tokens_by_source", "Prompt tokens by origin.", "source")
+        self._prompt_tokens_computed, self._prompt_tokens_hit = by_source("local_compute"), by_source("local_cache_hit")
+        self._iteration_tokens = self._histogram("iteration_tokens_total", "Tokens of a step.", _ITERATION_TOKENS)
+        success = self._new(Counter, "request_success", "Finished requests.", "finished_reason")
+        self._success = {reason: success(str(reason)) for reason in FinishReason}
+        self._of_iteration = self._histograms(_REQUESTS_OF_ITERATION)
+        self._finished = self._histograms(_FINISHED_REQUESTS)
         self._make_draft_metrics()
-        self._make_token_metrics()
-        self._make_request_metrics()
         self._describe_cache()
         self.record_sleep_state()
         ENGINES.add(self)
@@ -59,141 +117,44 @@ class PrometheusStatLogger(StatLoggerBase):
         """An engine that sleeps at level 0, which is a pause, is in none of the states."""
         for state_level, state in enumerate(SLEEP_STATES):
             is_state = level == state_level > 0 if sleep else state_level == 0
-            self._sleep_state.labels(*self._labels, state).set(int(is_state))
+            self._sleep_state(state).set(int(is_state))
 
     def _record_scheduler(self, stats: SchedulerStats) -> None:
-        self._running.set(stats.num_running_reqs)
-        self._waiting.set(stats.num_waiting_reqs)
+        _record_all(self._scheduler, stats)
         self._waiting_for_capacity.set(stats.num_waiting_reqs - stats.num_skipped_waiting_reqs)
         self._waiting_deferred.set(stats.num_skipped_waiting_reqs)
-        self._kv_cache_usage.set(stats.kv_cache_usage)
-        self._prefix_cache_queries.inc(stats.prefix_cache_stats.queries)
-        self._prefix_cache_hits.inc(stats.prefix_cache_stats.hits)
-        self._preemptions.inc(stats.num_preemptions)
-        if stats.spec_decoding_stats is not None:
-            self._record_drafts(stats.spec_decoding_stats)
-
-    def _record_drafts(self, stats: SpecDecodingStats) -> None:
-        self._drafts.inc(stats.num_drafts)
-        self._draft_tokens.inc(stats.num_draft_tokens)
-        self._accepted_tokens.inc(stats.num_accepted_tokens)
-        for counter, count in zip(self._accepted_by_position, stats.num_accepted_tokens_per_pos, strict=True):
-            counter.inc(count)
+        if (drafts := stats.spec_decoding_stats) is not None:
+            _record_all(self._drafts, drafts)
+            for counter, count in zip(self._accepted_by_position, drafts.num_accepted_tokens_per_pos, strict=True):
+                counter.inc(count)
 
     def _record_iteration(self, stats: IterationStats) -> None:
-        prompt = stats.prompt_token_stats
-        self._prompt_tokens.inc(prompt.total)
-        self._prompt_tokens_computed.inc(prompt.computed)
-        self._prompt_tokens_hit.inc(prompt.cached)
-        self._prompt_tokens_cached.inc(prompt.cached)
-        self._generation_tokens.inc(stats.num_generation_tokens)
-        if tokens := prompt.computed + stats.num_generation_tokens:
+        _record_all(self._iteration, stats)
+        self._prompt_tokens_computed.inc(stats.prompt_token_stats.computed)
+        self._prompt_tokens_hit.inc(stats.prompt_token_stats.cached)
+        if tokens := stats.prompt_token_stats.computed + stats.num_generation_tokens:
             self._iteration_tokens.observe(tokens)
-        for histogram, values in (
-            (self._time_to_first_token, stats.time_to_first_tokens_iter),
-            (self._inter_token_latency, stats.inter_token_latencies_iter),
-            (self._max_generation_tokens, stats.max_num_generation_tokens_iter),
-            (self._n, stats.n_params_iter),
-        ):
-            for value in values:
+        for histogram, values_of in self._of_iteration:
+            for value in values_of(stats):
                 histogram.observe(value)
         for finished in stats.finished_requests:
-            self._record_finished(finished)
-
-    def _record_finished(self, finished: FinishedRequestStats) -> None:
-        self._success[finished.finish_reason].inc()
-        self._request_prompt_tokens.observe(finished.num_prompt_tokens)
-        self._request_computed_tokens.observe(finished.num_prompt_tokens - finished.num_cached_tokens)
-        self._request_generation_tokens.observe(finished.num_generation_tokens)
-        if finished.max_tokens_param is not None:
-            self._max_tokens.observe(finished.max_tokens_param)
-        self._e2e_latency.observe(finished.e2e_latency)
-        self._queue_time.observe(finished.queued_time)
-        self._prefill_time.observe(finished.prefill_time)
-        self._inference_time.observe(finished.inference_time)
-        self._decode_time.observe(finished.decode_time)
-        self._time_per_output_token.observe(finished.mean_time_per_output_token)
-
-    def _make_scheduler_metrics(self) -> None:
-        self._running = self._gauge("num_requests_running", "Requests in the batch.")
-        self._waiting = self._gauge("num_requests_waiting", "Requests that are not in the batch.")
-        by_reason = Gauge(
-            PREFIX + "num_requests_waiting_by_reason",
-            "capacity: for a place in the batch or blocks; deferred: for something else, such as a grammar.",
-            (*LABELS, "reason"),
-            registry=None,
-        )
-        self.collectors.append(by_reason)
-        self._waiting_for_capacity = by_reason.labels(*self._labels, "capacity")
-        self._waiting_deferred = by_reason.labels(*self._labels, "deferred")
-        self._kv_cache_usage = self._gauge("kv_cache_usage_perc", "Share of the KV blocks in use, 0 to 1.")
-        self._prefix_cache_queries = self._counter("prefix_cache_queries", "Prompt tokens looked up in the cache.")
-        self._prefix_cache_hits = self._counter("prefix_cache_hits", "Prompt tokens found in the cache.")
-        self._preemptions = self._counter("num_preemptions", "Requests that lost their blocks to others.")
-        self._sleep_state = Gauge(
-            PREFIX + "engine_sleep_state", "1 for the state it is in.", (*LABELS, "sleep_state"), registry=None
-        )
-        self.collectors.append(self._sleep_state)
+            self._success[finished.finish_reason].inc()
+            for histogram, value_of in self._finished:
+                if (value := value_of(finished)) is not None:
+                    histogram.observe(value)
 
     def _make_draft_metrics(self) -> None:
         config = self.vllm_config.speculative_config
         if config is None:
             return
-        self._drafts = self._counter("spec_decode_num_drafts", "Drafts of further tokens.")
-        self._draft_tokens = self._counter("spec_decode_num_draft_tokens", "Tokens of drafts.")
-        self._accepted_tokens = self._counter("spec_decode_num_accepted_tokens", "Tokens of drafts that held.")
-        by_position = Counter(
-            PREFIX + "spec_decode_num_accepted_tokens_per_pos",
+        self._drafts = self._meters(_DRAFTS)
+        by_position = self._new(
+            Counter,
+            "spec_decode_num_accepted_tokens_per_pos",
             "Tokens of drafts that held, by their place in the draft.",
-            (*LABELS, "position"),
-            registry=None,
+            "position",
         )
-        self.collectors.append(by_position)
-        places = range(config.num_speculative_tokens)
-        self._accepted_by_position = [by_position.labels(*self._labels, str(place)) for place in places]
-
-    def _make_token_metrics(self) -> None:
-        self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens processed.")
-        by_source = Counter(
-            PREFIX + "prompt_tokens_by_source", "Prompt tokens by origin.", (*LABELS, "source"), registry=None
-        )
-        self.collectors.append(by_source)
-        self._prompt_tokens_computed = by_source.labels(*self._labels, "local_compute")
-        self._prompt_tokens_hit = by_source.labels(*self._labels, "local_cache_hit")
-        self._prompt_tokens_cached = self._counter("prompt_tokens_cached", "Prompt tokens that came from the cache.")
-        self._generation_tokens = self._counter("generation_tokens", "Tokens generated.")
-        self._iteration_tokens = self._histogram("iteration_tokens_total", "Tokens of a step.", _ITERATION_TOKENS)
-        self._time_to_first_token = self._histogram(
-            "time_to_first_token_seconds", "From arrival to the first token.", _FIRST_TOKEN_SECONDS
-        )
-        self._inter_token_latency = self._histogram(
-            "inter_token_latency_seconds", "Between two tokens of a request.", _TOKEN_SECONDS
-        )
-
-    def _make_request_metrics(self) -> None:
-        success = Counter(PREFIX + "request_success", "Finished requests.", (*LABELS, "finished_reason"), registry=None)
-        self.collectors.append(success)
-        self._success = {reason: success.labels(*self._labels, str(reason)) for reason in FinishReason}
-        lengths = tuple(one_two_five(self.vllm_config.model_config.max_model_len))
-        histogram = self._histogram
-        self._request_prompt_tokens = histogram("request_prompt_tokens", "Prompt length.", lengths)
-        self._request_generation_tokens = histogram("request_generation_tokens", "Tokens generated.", lengths)
-        self._request_computed_tokens = histogram(
-            "request_prefill_kv_computed_tokens", "Prompt tokens not found in the cache.", lengths
-        )
-        self._max_generation_tokens = histogram(
-            "request_max_num_generation_tokens", "Length of a request's longest answer.", lengths
-        )
-        self._max_tokens = histogram("request_params_max_tokens", "The parameter max_tokens.", lengths)
-        self._n = histogram("request_params_n", "The parameter n.", (1, 2, 5, 10, 20))
-        self._time_per_output_token = histogram(
-            "request_time_per_output_token_seconds", "Mean time between tokens.", _TOKEN_SECONDS
-        )
-        self._e2e_latency = histogram("e2e_request_latency_seconds", "From arrival to end.", _REQUEST_SECONDS)
-        self._queue_time = histogram("request_queue_time_seconds", "Waiting to be scheduled.", _REQUEST_SECONDS)
-        self._inference_time = histogram("request_inference_time_seconds", "Scheduled to end.", _REQUEST_SECONDS)
-        self._prefill_time = histogram("request_prefill_time_seconds", "Scheduled to first token.", _REQUEST_SECONDS)
-        self._decode_time = histogram("request_decode_time_seconds", "First token to end.", _REQUEST_SECONDS)
+        self._accepted_by_position = [by_position(str(place)) for place in range(config.num_speculative_tokens)]
 
     def _describe_cache(self) -> None:
         cache_config = {key: str(value) for key, value in msgspec.to_builtins(self.vllm_config.cache_config).items()}
@@ -204,20 +165,35 @@ class PrometheusStatLogger(StatLoggerBase):
         gauge.labels(**labels).set(1)
         self.collectors.append(gauge)
 
-    def _gauge(self, name: str, meaning: str) -> Gauge:
-        gauge = Gauge(PREFIX + name, meaning, LABELS, registry=None)
-        self.collectors.append(gauge)
-        return gauge.labels(*self._labels)
+    def _meters(self, rows: Iterable[tuple[type[Counter | Gauge], str, str, str]]) -> "list[_Meter]":
+        return [(self._new(kind, name, meaning)(), attrgetter(place)) for kind, name, meaning, place in rows]
 
-    def _counter(self, name: str, meaning: str) -> Counter:
-        counter = Counter(PREFIX + name, meaning, LABELS, registry=None)
-        self.collectors.append(counter)
-        return counter.labels(*self._labels)
+    def _histograms(
+        self, rows: Iterable[tuple[str, str, Sequence[float], str]]
+    ) -> list[tuple[Histogram, Callable[[object], Any]]]:
+        return [(self._histogram(name, meaning, buckets), attrgetter(field)) for name, meaning, buckets, field in rows]
 
     def _histogram(self, name: str, meaning: str, buckets: Sequence[float]) -> Histogram:
-        histogram = Histogram(PREFIX + name, meaning, LABELS, buckets=buckets, registry=None)
-        self.collectors.append(histogram)
-        return histogram.labels(*self._labels)
+        lengths = tuple(one_two_five(self.vllm_config.model_config.max_model_len))
+        return self._new(Histogram, name, meaning, buckets=buckets or lengths)()
+
+    def _new(self, kind: type[M], name: str, meaning: str, *label: str, **options: Any) -> Callable[..., M]:
+        """A metric, which may have a label of its own; called with a value of that, it gives this engine's series."""
+        metric = kind(PREFIX + name, meaning, (*LABELS, *label), registry=None, **options)
+        self.collectors.append(metric)
+        return cast(Callable[..., M], functools.partial(metric.labels, *self._labels))
+
+
+_Meter = tuple[Counter | Gauge, Callable[[object], float]]
+
+
+def _record_all(meters: Iterable[_Meter], stats: object) -> None:
+    """Counters count up, gauges are set."""
+    for metric, value_of in meters:
+        if isinstance(metric, Counter):
+            metric.inc(value_of(stats))
+        else:
+            metric.set(value_of(stats))
 
 
 class _EngineMetrics(Collector):

@@ -41,6 +41,11 @@ class FinishedRequestStats:
     decode_time: float = 0.0
     mean_time_per_output_token: float = 0.0
 
+    @property
+    def num_computed_tokens(self) -> int:
+        """Of the prompt."""
+        return self.num_prompt_tokens - self.num_cached_tokens
+
 
 @dataclass(slots=True)
 class PromptTokenStats:
