@@ -26,7 +26,7 @@ from .outputs.output_collector import RequestOutputCollector
 from .outputs.request_output import RequestOutput
 from .prompt_stream import PromptStreamError, first_piece, send_pieces, unasked
 from .requests.input_processor import refuse_lora
-from .requests.prepared_request import PreparedRequest, adopt
+from .requests.prepared_request import PreparedRequest
 from .requests.streaming_input import StreamingInput, as_piece
 from .text.prompts import PromptType
 
@@ -193,11 +193,9 @@ class AsyncLLM(EngineBase):
             reject("data_parallel_rank", data_parallel_rank, "None or 0: there is one engine")
         self._output_handler.ensure_running()
         process = functools.partial(
-            self._process, request_id, arrival_time, tokenization_kwargs, trace_headers, priority
+            self._process, request_id, arrival_time, tokenization_kwargs, trace_headers, priority, prompt_text
         )
-        if isinstance(prompt, PreparedRequest):
-            prepared = adopt(request_id, prompt, prompt_text)
-        elif isinstance(prompt, AsyncIterator):
+        if isinstance(prompt, AsyncIterator):
             if self.vllm_config.parallel_config.engine_restart:
                 raise ValueError("a prompt that comes in pieces cannot move to a new core; use engine_restart=0")
             if (piece := await first_piece(prompt, params)) is None:
@@ -206,7 +204,7 @@ class AsyncLLM(EngineBase):
             prepared = await process(piece)
             as_piece(prepared.request, prepared.request.cache_salt)
         else:
-            prepared = await process(StreamingInput(prompt, params))
+            prepared = await process(StreamingInput(prompt, params))  # type: ignore[arg-type]
         collector = await self._add(prepared)
         if isinstance(prompt, AsyncIterator):
             sending = send_pieces(
@@ -323,6 +321,7 @@ class AsyncLLM(EngineBase):
         tokenization_kwargs: Mapping[str, Any] | None,
         trace_headers: Mapping[str, str] | None,
         priority: int,
+        prompt_text: str | None,
         piece: StreamingInput,
     ) -> PreparedRequest:
         params: Any = piece.sampling_params  # whatever the caller gave: checked where requests are processed
@@ -335,6 +334,7 @@ class AsyncLLM(EngineBase):
             tokenization_kwargs,
             trace_headers,
             priority,
+            prompt_text=prompt_text,
         )
         has_grammar = isinstance(params, SamplingParams) and params.structured_outputs is not None
         if _prompt_length(piece.prompt) <= INLINE_PROMPT_LENGTH and not has_grammar:

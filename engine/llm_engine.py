@@ -21,7 +21,7 @@ from .metrics.stats import IterationStats
 from .outputs.request_output import RequestOutput
 from .ownership import takes_turns
 from .requests.input_processor import refuse_lora
-from .requests.prepared_request import PreparedRequest, adopt
+from .requests.prepared_request import PreparedRequest
 from .text.prompts import PromptType
 
 if TYPE_CHECKING:
@@ -113,13 +113,17 @@ class LLMEngine(EngineBase):
         Raises TypeError and ValueError for what cannot be served, before anything is queued, and EngineDeadError.
         """
         refuse_lora(lora_request)
-        if isinstance(prompt, PreparedRequest):
-            return self.add_prepared(adopt(request_id, prompt, prompt_text))
-        return self.add_prepared(
-            self.input_processor.process_inputs(
-                request_id, prompt, params, arrival_time, tokenization_kwargs, trace_headers, priority
-            )
+        prepared = self.input_processor.process_inputs(
+            request_id,
+            prompt,
+            params,
+            arrival_time,
+            tokenization_kwargs,
+            trace_headers,
+            priority,
+            prompt_text=prompt_text,
         )
+        return self.add_prepared(prepared)
 
     @takes_turns
     def add_prepared(self, prepared: PreparedRequest) -> str:

@@ -12,6 +12,9 @@ import msgspec
 
 from .errors import VLLMValidationError
 
+NOT_ENCODABLE = (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError)
+"""What encoding raises for a value that cannot travel in a message."""
+
 _INT64 = range(-(2**63), 2**63)
 """What an integer field may hold at all: messages carry 64 bits."""
 
@@ -133,16 +136,13 @@ def text_list(field: str, value: object) -> list[str]:
     return texts
 
 
-def encoded(value: object) -> bytes | None:
-    """The value as it travels in a message; None where it is no plain data, or has other than 64-bit integers."""
-    try:
-        return msgspec.msgpack.encode(value)
-    except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError):
-        return None
-
-
 def is_encodable(value: object) -> bool:
-    return encoded(value) is not None
+    """Whether it can travel in a message: plain data, integers of 64 bits."""
+    try:
+        msgspec.msgpack.encode(value)
+    except NOT_ENCODABLE:
+        return False
+    return True
 
 
 def is_plain_dict(value: object) -> bool:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from corespan import SamplingParams
-from corespan.engine.requests import prepared_request
+from corespan.engine.requests import input_processor
 from corespan.protocol.requests import EngineCoreRequest
 from corespan.protocol.resolved_sampling import ResolvedSampling
 
@@ -39,7 +39,7 @@ def test_a_malformed_rendered_prompt_is_refused_and_the_engine_goes_on(
 
 
 def test_a_prepared_request_is_warned_of_once_and_keeps_its_id(runner: Any, caplog: pytest.LogCaptureFixture) -> None:
-    prepared_request._warn_once.cache_clear()
+    input_processor._warn_of_prepared_requests.cache_clear()
 
     for _ in range(2):
         prepared = runner.engine.input_processor.process_inputs("own", [5, 6, 7], GREEDY)

@@ -3,7 +3,8 @@
 Whatever is wrong with a request is raised here, at the caller, before anything is sent.
 """
 
-import math
+import functools
+import logging
 import secrets
 from collections.abc import Mapping
 from typing import Any
@@ -16,13 +17,15 @@ from ...protocol.errors import VLLMValidationError, errors_of
 from ...protocol.param_checks import reject, reject_type
 from ...protocol.params import RequestOutputKind, SamplingParams
 from ...protocol.requests import EngineCoreRequest
-from ..text.prompts import EngineInput
+from ..text.prompts import EngineInput, check_arrival_time
 from ..text.renderer import Renderer
 from ..text.tokenizer import Tokenizer
 from ..text.tokenizer_inputs import check_encodable
 from .parallel_sampling import NoiseSeeds
 from .prepared_request import PreparedRequest
 from .sampling_resolver import Resolved, SamplingResolver
+
+logger = logging.getLogger("corespan.engine")
 
 
 class InputProcessor:
@@ -53,18 +56,21 @@ class InputProcessor:
         priority: int = 0,
         output_kind: RequestOutputKind | None = None,
         beam_length: int | None = None,
+        prompt_text: str | None = None,
     ) -> PreparedRequest:
         """A request under the caller's id; `assign_request_id` gives it the engine's. `output_kind`: None is `params`'.
         `beam_length`: how many of the prompt's tokens are a beam's, in a step of a beam search under a grammar.
 
+        A `PreparedRequest` in place of a prompt keeps its own id and params; `prompt_text` is then its text.
         Raises TypeError for arguments of the wrong type and ValueError (VLLMValidationError where one parameter is at
         fault) for values that this model cannot serve.
         """
+        if isinstance(prompt, PreparedRequest):
+            return _adopted(request_id, prompt, prompt_text)
         resolved = self.check(request_id, params, arrival_time, trace_headers, priority)
         params, sampling = resolved.params, resolved.sampling
         rendered = self._render(prompt, params, tokenization_kwargs)
         token_ids = rendered["prompt_token_ids"]
-        _check_arrival_time(rendered["arrival_time"])
         self._check_prompt(rendered, params)
         if sampling.max_tokens is None:
             room = self.model_config.max_model_len - len(token_ids)
@@ -140,6 +146,21 @@ class InputProcessor:
             raise ValueError("prompt_logprobs need a prompt of token ids; this one consists of prompt_embeds")
 
 
+def _adopted(request_id: str, prepared: PreparedRequest, prompt_text: str | None) -> PreparedRequest:
+    """The request, whose own id wins over `request_id`. Warns, the first time, that rendered prompts are the way."""
+    _warn_of_prepared_requests()
+    if prepared.request_id != request_id:
+        logger.warning("The prepared request's own id %r wins over %r", prepared.request_id, request_id)
+    if prompt_text is not None:
+        prepared.prompt = prompt_text
+    return prepared
+
+
+@functools.cache
+def _warn_of_prepared_requests() -> None:
+    logger.warning("add_request() was handed a prepared request; pass a prompt rendered by Renderer instead")
+
+
 def refuse_lora(lora_request: object) -> None:
     """Raises VLLMValidationError for anything but None, or a list of it, which stands for the model as it is."""
     requests = lora_request if isinstance(lora_request, (list, tuple)) else [lora_request]
@@ -159,19 +180,10 @@ def _check_types(
         reject_type("priority", priority, "an int")
     if not -(2**63) <= priority < 2**63:
         reject("priority", priority, "a signed 64-bit integer")
-    _check_arrival_time(arrival_time)
+    check_arrival_time(arrival_time)
     if trace_headers is not None and not isinstance(trace_headers, Mapping):
         reject_type("trace_headers", trace_headers, "None or a dict from str to str")
     for name, value in (trace_headers or {}).items():
         if not isinstance(name, str) or not isinstance(value, str):
             reject_type("trace_headers", {name: value}, "None or a dict from str to str")
         check_encodable(name + value)
-
-
-def _check_arrival_time(arrival_time: object) -> None:
-    if arrival_time is None:
-        return
-    if isinstance(arrival_time, bool) or not isinstance(arrival_time, (int, float)):
-        reject_type("arrival_time", arrival_time, "a number")
-    if not math.isfinite(arrival_time):
-        reject("arrival_time", arrival_time, "finite")

@@ -7,9 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
+
 from ...protocol.config import ModelConfig
 from ...protocol.errors import VLLMValidationError
-from ...protocol.param_checks import below_vocab, check_logprob_limit, encoded, reject
+from ...protocol.param_checks import NOT_ENCODABLE, below_vocab, check_logprob_limit, reject
 from ...protocol.params import SamplingParams
 from ...protocol.resolved_sampling import ResolvedSampling, resolved
 
@@ -60,8 +62,11 @@ class SamplingResolver:
         """Raises ValueError (VLLMValidationError where one parameter is at fault) or TypeError for params that are
         wrong, or that this model or one of the users' logits processors cannot serve.
         """
-        key = None if self._validate_params else encoded(params)
-        if key is None:  # what does not travel: numbers of other kinds, or what a check has a name for
+        if self._validate_params:
+            return self._resolve(params)
+        try:
+            key = msgspec.msgpack.encode(params)
+        except NOT_ENCODABLE:  # numbers of other kinds, or what a check has a name for
             return self._resolve(params)
         if (known := self._known.get(key)) is None:
             if len(self._known) >= _MAX_KNOWN:
@@ -71,19 +76,12 @@ class SamplingResolver:
 
     def _resolve(self, given: SamplingParams) -> Resolved:
         params = given.clone()
+        bad_words = self._bad_words(params)
         self._check_against_model(params)
         for validate in self._validate_params:
             validate(params)
-        return Resolved(
-            params,
-            resolved(
-                params,
-                self._eos_token_id,
-                self._other_end_ids,
-                self._bad_words(params),
-                for_processors=params if self._validate_params else None,
-            ),
-        )
+        for_processors = params if self._validate_params else None
+        return Resolved(params, resolved(params, self._eos_token_id, self._other_end_ids, bad_words, for_processors))
 
     def _check_against_model(self, params: SamplingParams) -> None:
         if params.thinking_token_budget is not None:

@@ -1,11 +1,13 @@
 """What a user may call a prompt: its types, and one checked and taken apart. Called by the renderer and by `LLM`."""
 
+import math
 import operator
 from collections.abc import Mapping
 from typing import Any, Literal, NotRequired, TypedDict, cast
 
 import numpy as np
 
+from ...protocol.param_checks import reject, reject_type
 from .tokenizer_inputs import check_encodable
 
 
@@ -63,6 +65,8 @@ def parse_prompt(prompt: Any) -> dict[str, Any]:
         return {"prompt_token_ids": prompt}
     if not isinstance(prompt, Mapping):
         raise TypeError(f"a prompt is a str, a list of token ids or a dict, got {_kind(prompt)}")
+    if "type" in prompt:
+        return _parse_rendered(prompt)
     if "encoder_prompt" in prompt or "decoder_prompt" in prompt:
         raise TypeError("encoder_prompt and decoder_prompt are for encoder-decoder models; this model is decoder-only")
     if prompt.get("multi_modal_data"):
@@ -70,24 +74,46 @@ def parse_prompt(prompt: Any) -> dict[str, Any]:
     fields = {key: prompt[key] for key in _PROMPT_KEYS if prompt.get(key) is not None}
     if not fields.keys() & {"prompt", "prompt_token_ids", "prompt_embeds"}:
         raise TypeError(f"a prompt dict holds 'prompt', 'prompt_token_ids' or 'prompt_embeds', got {sorted(prompt)}")
-    check_options(fields)
+    _check_options(fields)
     return fields
+
+
+def _parse_rendered(prompt: Mapping[str, Any]) -> dict[str, Any]:
+    """A prompt that was rendered before: of the two kinds of content the one that its type says."""
+    if prompt["type"] not in _CONTENT:
+        raise ValueError(f"a rendered prompt's type is 'token' or 'embeds', got {prompt['type']!r}")
+    content = _CONTENT[prompt["type"]]
+    options = {key: prompt[key] for key in ("prompt", "cache_salt", "arrival_time") if prompt.get(key) is not None}
+    _check_options(options)
+    return {content: prompt.get(content), **options}
 
 
 def _is_message(prompt: object) -> bool:
     return isinstance(prompt, Mapping) and "role" in prompt and not prompt.keys() & {"prompt", "prompt_token_ids"}
 
 
-def check_options(fields: Mapping[str, Any]) -> None:
-    """Raises TypeError or ValueError for a prompt's text or salt that is none."""
+def _check_options(fields: Mapping[str, Any]) -> None:
+    """Raises TypeError or ValueError for a prompt's text, salt or arrival time that is none."""
     for key in ("prompt", "cache_salt"):
         if fields.get(key) is not None and not isinstance(fields[key], str):
             raise TypeError(f"{key!r} of a prompt dict must be a str, got {_kind(fields[key])}")
     if fields.get("cache_salt") == "":
         raise ValueError("cache_salt must not be empty")
     check_encodable(fields.get("cache_salt") or "")
+    check_arrival_time(fields.get("arrival_time"))
 
 
+def check_arrival_time(arrival_time: object) -> None:
+    """Raises TypeError or VLLMValidationError for what is neither None nor a finite number."""
+    if arrival_time is None:
+        return
+    if isinstance(arrival_time, bool) or not isinstance(arrival_time, (int, float)):
+        reject_type("arrival_time", arrival_time, "a number")
+    if not math.isfinite(arrival_time):
+        reject("arrival_time", arrival_time, "finite")
+
+
+_CONTENT = {"token": "prompt_token_ids", "embeds": "prompt_embeds"}
 _PROMPT_KEYS = ("prompt", "prompt_token_ids", "prompt_embeds", "cache_salt")
 
 

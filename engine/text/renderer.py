@@ -4,7 +4,7 @@ Called by the input processor for raw prompts and by `LLM` for chats; users may 
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from ...protocol.config import ModelConfig
 from ...protocol.errors import VLLMValidationError
 from .chat_template import reads_content_parts, render_chat_template
 from .conversation import plain_conversation, template_messages
-from .prompts import EngineInput, as_float32, check_options, checked_ids, parse_prompt
+from .prompts import EngineInput, as_float32, checked_ids, parse_prompt
 from .render_params import ChatParams, TokenizeParams
 from .tokenizer import Tokenizer
 
@@ -68,24 +68,25 @@ class Renderer:
         return messages, text
 
     def _render(self, prompt: Any, params: TokenizeParams) -> EngineInput:
-        arrival_time = time.time()
-        if isinstance(prompt, Mapping) and "type" in prompt:
-            return _truncate(self._check_rendered(prompt), params, self.model_config.max_model_len)
+        now = time.time()
         fields = parse_prompt(prompt)
+        rendered: EngineInput = {
+            "type": "token",
+            "prompt_token_ids": [],
+            "arrival_time": fields.get("arrival_time", now),
+        }
         if "prompt_embeds" in fields:
-            rendered = self._render_embeds(fields["prompt_embeds"], arrival_time)
+            embeds = self._checked_embeds(fields["prompt_embeds"])
+            rendered |= {"type": "embeds", "prompt_token_ids": [0] * len(embeds), "prompt_embeds": embeds}
+        elif "prompt_token_ids" in fields:
+            rendered["prompt_token_ids"] = checked_ids(fields["prompt_token_ids"])
         else:
-            if "prompt_token_ids" in fields:
-                token_ids = checked_ids(fields["prompt_token_ids"])
-            else:
-                token_ids = self._tokenise(fields["prompt"], params)
-            rendered = {"type": "token", "prompt_token_ids": token_ids, "arrival_time": arrival_time}
-        rendered = _truncate(rendered, params, self.model_config.max_model_len)
+            rendered["prompt_token_ids"] = self._tokenise(fields["prompt"], params)
         if "prompt" in fields:
             rendered["prompt"] = fields["prompt"]
         if "cache_salt" in fields:
             rendered["cache_salt"] = fields["cache_salt"]
-        return rendered
+        return _truncate(rendered, params, self.model_config.max_model_len)
 
     def _tokenise(self, text: str, params: TokenizeParams) -> list[int]:
         """Raises VLLMValidationError, before anything is tokenised, for a text that cannot fit and is not truncated."""
@@ -101,7 +102,8 @@ class Renderer:
                 )
         return tokenizer.encode(text, add_special_tokens=params.add_special_tokens)
 
-    def _render_embeds(self, value: Any, arrival_time: float) -> EngineInput:
+    def _checked_embeds(self, value: Any) -> np.ndarray:
+        """[num_tokens, hidden_size] float32."""
         embeds = as_float32(value)
         if not self.model_config.enable_prompt_embeds:
             raise ValueError("prompt_embeds need an engine with enable_prompt_embeds=True")
@@ -112,30 +114,7 @@ class Renderer:
             raise ValueError(f"prompt_embeds must be of shape [num_tokens, {hidden_size}], got {list(embeds.shape)}")
         if not np.isfinite(embeds).all():
             raise ValueError("prompt_embeds must be finite; they hold NaN or infinity")
-        return {
-            "type": "embeds",
-            "prompt_token_ids": [0] * len(embeds),
-            "prompt_embeds": embeds,
-            "arrival_time": arrival_time,
-        }
-
-    def _check_rendered(self, prompt: Mapping[str, Any]) -> EngineInput:
-        if prompt["type"] not in ("token", "embeds"):
-            raise ValueError(f"a rendered prompt's type is 'token' or 'embeds', got {prompt['type']!r}")
-        check_options(prompt)
-        arrival_time = prompt.get("arrival_time")
-        if arrival_time is None:
-            arrival_time = time.time()
-        if prompt["type"] == "embeds":
-            rendered = self._render_embeds(prompt.get("prompt_embeds"), arrival_time)
-        else:
-            token_ids = checked_ids(prompt.get("prompt_token_ids"))
-            rendered = {"type": "token", "prompt_token_ids": token_ids, "arrival_time": arrival_time}
-        if prompt.get("prompt") is not None:
-            rendered["prompt"] = prompt["prompt"]
-        if prompt.get("cache_salt") is not None:
-            rendered["cache_salt"] = prompt["cache_salt"]
-        return rendered
+        return embeds
 
     def _need_tokenizer(self, purpose: str) -> Tokenizer:
         if self.tokenizer is None:

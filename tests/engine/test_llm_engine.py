@@ -9,7 +9,6 @@ from prompts import greedy
 
 from corespan import EngineArgs, EngineDeadError, LLMEngine, RequestOutput, RequestOutputKind, SamplingParams
 from corespan.engine.metrics.loggers import StatLoggerBase
-from corespan.engine.requests import prepared_request
 
 PROMPT = "The capital of France is"
 
@@ -181,19 +180,6 @@ def test_a_failing_model_is_the_death_of_an_in_process_core(make_engine: Any, mo
         engine.add_request("after", PROMPT, greedy())
     engine.abort_request(["doomed"])
     assert not engine.has_unfinished_requests()
-
-
-def test_a_prepared_request_is_warned_of_once(make_engine: Any, caplog: pytest.LogCaptureFixture) -> None:
-    prepared_request._warn_once.cache_clear()
-    engine = make_engine()
-    for name in ("one", "two"):
-        prepared = engine.input_processor.process_inputs(name, PROMPT, greedy(2))
-        engine.add_request(name, prepared, prepared.params)
-
-    finished = [output for output in run(engine) if output.finished]
-
-    assert sum("a prepared request" in record.message for record in caplog.records) == 1
-    assert [(output.request_id, output.prompt) for output in finished] == [("one", PROMPT), ("two", PROMPT)]
 
 
 def test_a_prepared_request_cannot_be_used_twice(make_engine: Any) -> None:
