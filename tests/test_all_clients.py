@@ -137,16 +137,6 @@ def test_a_stop_token_id_ends_the_request_and_is_the_reason(runner: Any) -> None
     assert (output.outputs[0].finish_reason, output.outputs[0].stop_reason) == ("stop", stop)
 
 
-@pytest.mark.parametrize("max_tokens", [1, 10, None])
-def test_a_prompt_one_short_of_max_model_len_yields_one_token(runner: Any, max_tokens: int | None) -> None:
-    params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
-
-    (output,) = runner.generate({"prompt_token_ids": token_ids(511)}, params)
-
-    assert len(output.outputs[0].token_ids) == 1
-    assert output.outputs[0].finish_reason == "length"
-
-
 def test_an_empty_text_is_the_begin_token_alone(runner: Any) -> None:
     (output,) = runner.generate("", greedy(3))
 
@@ -165,36 +155,3 @@ def test_prompt_embeds_give_what_their_tokens_give(make_runner: Any, runner: Any
     outputs = make_runner(enable_prompt_embeds=True).generate([*embeds, *prompts], greedy(24))
 
     assert tokens(outputs) == [*expected, *expected]
-
-
-def test_logprobs_equal_transformers(runner: Any, reference: Any) -> None:
-    (output,) = runner.generate(PROMPTS[0], greedy(8, logprobs=3, prompt_logprobs=2))
-    expected = reference.logprobs(output.prompt_token_ids + output.outputs[0].token_ids)
-    num_prompt_tokens = len(output.prompt_token_ids)
-
-    assert output.prompt_logprobs[0] is None
-    for position, token_id in enumerate(output.prompt_token_ids[1:], start=1):
-        entry = output.prompt_logprobs[position][token_id]
-        assert entry.logprob == pytest.approx(expected[position - 1, token_id], abs=1e-4)
-    for position, token_id in enumerate(output.outputs[0].token_ids):
-        entries = output.outputs[0].logprobs[position]
-        assert len(entries) == 3
-        for each, entry in entries.items():
-            assert entry.logprob == pytest.approx(expected[num_prompt_tokens + position - 1, each], abs=1e-4)
-        assert entries[token_id].rank == 1
-
-
-def test_engines_with_statistics_report_the_same_counts(make_runner: Any) -> None:
-    counted = make_runner(disable_log_stats=False)
-
-    (output,) = counted.generate(PROMPTS[0], greedy(7))
-    counted.stream(PROMPTS[1], greedy(400), abort_after=1)
-
-    metrics = counted.call("get_metrics")
-    success = {
-        metric.labels["finished_reason"]: metric.value for metric in metrics if metric.name == "vllm:request_success"
-    }
-    assert success.pop("length") >= 1  # more where it took several attempts to abort one
-    assert success == {"stop": 0, "abort": 1, "error": 0, "repetition": 0}
-    assert output.metrics.num_generation_tokens == 7
-    assert output.metrics.first_token_latency > 0

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from clients import IN_PROCESS
 from prompts import PROMPTS, greedy, token_ids, tokens
 
 from corespan import RequestOutput, RequestOutputKind, SamplingParams
@@ -41,13 +42,6 @@ def test_cache_salts_keep_requests_from_sharing_blocks(runner: Any) -> None:
     assert cached == [0, 0, 32]
 
 
-def test_chunked_prefill_changes_nothing(make_runner: Any, runner: Any) -> None:
-    prompts = [{"prompt_token_ids": token_ids(length)} for length in (31, 32, 33, 64, 200)]
-    chunked = make_runner(max_num_batched_tokens=32)
-
-    assert tokens(chunked.generate(prompts, greedy(8))) == tokens(runner.generate(prompts, greedy(8)))
-
-
 def test_preempted_requests_end_up_with_the_tokens_of_a_roomy_run(make_runner: Any, runner: Any) -> None:
     lengths = (15, 16, 17, 31, 32, 33, 20, 40)
     prompts = [{"prompt_token_ids": token_ids(length)} for length in lengths]
@@ -81,25 +75,7 @@ def test_streams_of_preempted_requests_repeat_and_lose_nothing(make_runner: Any)
     assert "".join(piece.outputs[0].text for piece in pieces) == expected.outputs[0].text
 
 
-def test_sleep_and_wake_up_forget_the_cache_but_not_the_model(runner: Any) -> None:
-    prompt = {"prompt_token_ids": token_ids(40, seed=11)}
-    (before,) = runner.generate(prompt, greedy(8))
-
-    runner.call("sleep", 1)
-    assert runner.call("is_sleeping")
-    runner.call("wake_up")
-
-    (after,) = runner.generate(prompt, greedy(8))
-    assert not runner.call("is_sleeping")
-    assert after.num_cached_tokens == 0
-    assert tokens([after]) == tokens([before])
-
-
-def test_a_request_larger_than_the_cache_is_refused_at_start(make_runner: Any) -> None:
-    with pytest.raises(ValueError, match="128"):
-        make_runner(num_gpu_blocks_override=8, max_model_len=512)
-
-
+@IN_PROCESS
 def test_as_many_blocks_as_the_longest_request_needs_are_enough(make_runner: Any) -> None:
     tight = make_runner(num_gpu_blocks_override=8, block_size=16, max_model_len=128)
 

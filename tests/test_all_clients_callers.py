@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from clients import IN_PROCESS
 from prompts import PROMPTS, greedy, tokens
 from tiny_llama import write_tokenizer
 
@@ -185,6 +186,7 @@ def test_prompts_rendered_beforehand_are_generated_from_as_they_are(runner: Any)
     assert tokens(outputs) == tokens(runner.generate([PROMPTS[0], [5, 6, 7]], greedy()))
 
 
+@IN_PROCESS
 def test_a_prompt_without_tokens_is_refused_whatever_made_it_empty(make_runner: Any, tmp_path: Path) -> None:
     write_tokenizer(tmp_path, add_bos=False)
     runner = make_runner(tokenizer=str(tmp_path))
@@ -197,19 +199,6 @@ def test_a_prompt_without_tokens_is_refused_whatever_made_it_empty(make_runner: 
     assert len(runner.generate("x", greedy(3))[0].outputs[0].token_ids) == 3
 
 
-def test_the_models_own_defaults_are_taken_where_no_params_are_given(make_runner: Any) -> None:
-    own = {"repetition_penalty": 1.3, "top_k": 1, "max_new_tokens": 5}
-    runner = make_runner(override_generation_config=own)
-
-    defaults = runner.engine.get_default_sampling_params()
-
-    assert defaults == SamplingParams(repetition_penalty=1.3, top_k=1, max_tokens=5)
-    if runner.kind != "async_mp":  # AsyncLLM always wants params
-        expected = tokens(runner.generate(PROMPTS, defaults))
-        assert tokens(runner.llm.generate(PROMPTS, use_tqdm=False)) == expected
-        assert [len(ids) for ids in expected] == [5, 5, 5]
-
-
 def test_what_other_engines_have_and_this_one_has_not_is_none(runner: Any) -> None:
     add_request(runner, "with-no-adapter", PROMPTS[0], greedy(1), lora_request=None)
     if runner.kind != "async_mp":
@@ -219,6 +208,7 @@ def test_what_other_engines_have_and_this_one_has_not_is_none(runner: Any) -> No
     assert (output.kv_transfer_params, output.outputs[0].lora_request, output.outputs[0].routed_experts) == (None,) * 3
 
 
+@IN_PROCESS
 def test_a_stop_token_that_is_special_takes_no_text_with_it(make_runner: Any, runner: Any, tmp_path: Path) -> None:
     (whole,) = runner.generate(PROMPTS[1], greedy(12))
     ids = whole.outputs[0].token_ids

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from clients import IN_PROCESS
 from prompts import greedy
 from tiny_llama import write_tokenizer
 
@@ -78,6 +79,7 @@ def test_a_batch_of_chats_is_answered_in_order_each_by_its_own_params(runner: An
     assert [len(output.outputs[0].token_ids) for output in together[:2]] == [3, 9]
 
 
+@IN_PROCESS
 def test_without_a_template_a_chat_says_to_pass_one_and_the_engine_goes_on(make_runner: Any, tmp_path: Path) -> None:
     write_tokenizer(tmp_path, chat_template=None)
     runner = make_runner(tokenizer=str(tmp_path))

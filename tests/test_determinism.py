@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from clients import SMALL_ENGINE, Runner
+from clients import IN_PROCESS, SMALL_ENGINE, Runner
 from prompts import token_ids
 from safetensors.torch import load_file, save_file
 from tiny_llama import build_tiny_llama
@@ -152,6 +152,7 @@ def test_the_noise_in_bfloat16_is_that_of_float32(
     assert check_everywhere(Engines(make_runner, exact=False, model=featureless_dir)) == noise_in_float32
 
 
+@IN_PROCESS
 def test_prompt_logprobs_in_bfloat16_are_the_same_bits_everywhere(make_runner: Any, bfloat16_dir: str) -> None:
     skip_without_native_kernels()
     engines = Engines(make_runner, exact=True, model=bfloat16_dir)

@@ -5,8 +5,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from clients import IN_PROCESS
 
-from corespan import RequestOutput, RequestOutputKind, SamplingParams, StructuredOutputsParams
+from corespan import RequestOutput, RequestOutputKind, SamplingParams
 from corespan.engine.outputs.logprobs import FlatLogprobs
 
 PROMPT = list(range(100, 133))  # 33 tokens: two whole blocks of 16 and one token
@@ -46,20 +47,6 @@ def test_prompt_logprobs_are_the_same_with_a_cold_and_a_warm_cache(
         (output,) = runner.generate({"prompt_token_ids": prompt}, params)
         check_prompt_logprobs(output, reference.logprobs(prompt), decode)
         assert output.num_cached_tokens == 0
-
-
-def test_prompt_logprobs_are_the_same_in_chunks_and_beside_others(
-    make_runner: Any, reference: Any, decode: Callable[[list[int]], str]
-) -> None:
-    chunked = make_runner(max_num_batched_tokens=16, max_num_seqs=8)
-    asking = SamplingParams(temperature=0, max_tokens=3, prompt_logprobs=1)
-    plain = SamplingParams(temperature=0, max_tokens=3)
-    outputs = chunked.generate(
-        [{"prompt_token_ids": prompt} for prompt in (PROMPT, SIBLING, PROMPT)], [asking, plain, asking]
-    )
-    for output in (outputs[0], outputs[2]):
-        check_prompt_logprobs(output, reference.logprobs(PROMPT), decode)
-    assert outputs[1].prompt_logprobs is None
 
 
 @pytest.mark.parametrize(
@@ -120,24 +107,7 @@ def test_flat_logprobs_hold_the_same_values(runner: Any) -> None:
     assert list(flat.prompt_logprobs)[1:] == list(plain.prompt_logprobs)[1:]
 
 
-def test_preempted_requests_keep_their_logprobs(make_runner: Any) -> None:
-    params = SamplingParams(temperature=0, max_tokens=70, ignore_eos=True, logprobs=1, prompt_logprobs=1)
-    prompts = [{"prompt_token_ids": PROMPT[: 15 + at]} for at in (0, 1, 2, 16, 17, 18)]
-    roomy = make_runner().generate(prompts, params)
-    cramped = make_runner(num_gpu_blocks_override=14, max_model_len=128).generate_at_once(
-        prompts, [params] * len(prompts)
-    )
-    for expected, output in zip(roomy, cramped, strict=True):
-        assert output.outputs[0].token_ids == expected.outputs[0].token_ids
-        for ours, theirs in (
-            (output.outputs[0].logprobs, expected.outputs[0].logprobs),
-            (output.prompt_logprobs[1:], expected.prompt_logprobs[1:]),
-        ):
-            assert [list(entry) for entry in ours] == [list(entry) for entry in theirs]
-            values, wanted = ([each.logprob for entry in part for each in entry.values()] for part in (ours, theirs))
-            assert values == pytest.approx(wanted, abs=TOLERANCE)
-
-
+@IN_PROCESS
 def test_prompt_logprobs_survive_a_preemption_in_mid_prompt(
     make_runner: Any, reference: Any, decode: Callable[[list[int]], str]
 ) -> None:
@@ -207,6 +177,7 @@ def test_all_of_the_vocabulary_is_reported_on_request(make_runner: Any, referenc
 CHANGING: dict[str, Any] = {"logit_bias": {200: 3.0, 201: -2.0}, "presence_penalty": 1.0, "repetition_penalty": 1.3}
 
 
+@IN_PROCESS
 @pytest.mark.parametrize("mode", ["processed_logprobs", "raw_logits", "processed_logits"])
 def test_the_mode_says_which_values_are_reported(make_runner: Any, reference: Any, mode: str) -> None:
     """ "processed": what is drawn from, so biased, penalised, divided by the temperature and cut by top_k."""
@@ -252,26 +223,6 @@ def processed(logits: np.ndarray, params: SamplingParams, generated: list[int]) 
         row /= params.temperature
         row[row < np.sort(row)[-params.top_k]] = -np.inf
     return row
-
-
-def test_tokens_inside_a_character_are_empty_and_the_last_of_them_is_the_character(
-    runner: Any, decode: Callable[[list[int]], str]
-) -> None:
-    text = "日本 👩‍👧 é"
-    forced = StructuredOutputsParams(choice=[text])
-    params = SamplingParams(seed=1, max_tokens=60, logprobs=2, prompt_logprobs=0, structured_outputs=forced)
-
-    (output,) = runner.generate(text, params)
-
-    answer = output.outputs[0]
-    assert answer.text == text
-    for logprobs, ids in (
-        (output.prompt_logprobs[1:], output.prompt_token_ids[1:]),
-        (answer.logprobs[:-1], answer.token_ids[:-1]),  # without the end token
-    ):
-        decoded = [entry[token].decoded_token for entry, token in zip(logprobs, ids, strict=True)]
-        assert "".join(decoded) == text
-        assert [part == "" for part in decoded] == [decode(ids[: at + 1]).endswith("\ufffd") for at in range(len(ids))]
 
 
 def test_prompt_logprobs_come_with_every_number_of_children(

@@ -7,6 +7,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+from clients import IN_PROCESS
 from prompts import tokens
 
 from corespan import BeamSearchParams, RequestOutput, SamplingParams, StructuredOutputsParams
@@ -62,6 +63,7 @@ def test_children_each_choose_for_themselves(runner: Any) -> None:
     assert {child.finish_reason for child in output.outputs} == {"stop"}
 
 
+@IN_PROCESS
 def test_a_seeded_answer_is_the_same_alone_chunked_and_preempted(make_runner: Callable[..., Any]) -> None:
     prompts = [f"{number} " + "the quick brown fox " * 5 for number in range(6)]
     params = [answers(seed) for seed in range(6)]

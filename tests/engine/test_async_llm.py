@@ -7,20 +7,16 @@ from typing import Any
 
 import pytest
 from async_llm import PROMPT, collect, frozen_streams, is_idle
-from clients import SMALL_ENGINE
 from deadlines import DEADLINE
 from prompts import greedy
 
 from corespan import (
-    AsyncEngineArgs,
     AsyncLLM,
     CompletionOutput,
-    RequestOutputKind,
     SamplingParams,
     StructuredOutputsParams,
 )
 from corespan.engine.async_llm import INLINE_PROMPT_LENGTH
-from corespan.engine.metrics.loggers import StatLoggerBase
 
 
 async def test_a_cancelled_consumer_aborts_its_request(engine: AsyncLLM) -> None:
@@ -68,32 +64,6 @@ async def test_aborting_unknown_ids_is_silent(engine: AsyncLLM) -> None:
     await engine.abort("nobody")
     await engine.abort(["nobody", "knows"])
     await engine.abort("nobody", internal=True)
-
-
-async def test_a_consumer_that_comes_late_gets_everything_merged(engine: AsyncLLM) -> None:
-    params = greedy(20, output_kind=RequestOutputKind.DELTA)
-    expected = (await collect(engine, "prompt-reader", greedy(20)))[-1].outputs[0]
-
-    collector = await engine.add_request("late-reader", PROMPT, params)
-    await engine.wait_for_requests_to_drain(DEADLINE)
-
-    merged = await collector.get()
-    assert (merged.outputs[0].token_ids, merged.outputs[0].text) == (expected.token_ids, expected.text)
-    assert merged.finished
-
-
-async def test_draining_times_out_while_something_runs(make_engine: Any) -> None:
-    engine = make_engine()
-    await engine.pause_generation(mode="keep")
-    task = asyncio.create_task(collect(engine, "waiting", greedy()))
-    await asyncio.sleep(0)
-
-    with pytest.raises(TimeoutError, match="1 requests"):
-        await engine.wait_for_requests_to_drain(0.05)
-
-    await engine.resume_generation()
-    assert len((await task)[-1].outputs[0].token_ids) == 8
-    await engine.wait_for_requests_to_drain(DEADLINE)
 
 
 async def test_invalid_requests_raise_what_is_wrong_and_leave_nothing(engine: AsyncLLM) -> None:
@@ -182,26 +152,6 @@ async def test_a_request_cancelled_while_its_prompt_is_tokenised_is_never_sent(
     assert await is_idle(engine)
 
 
-@pytest.mark.parametrize(("mode", "reason"), [("abort", "abort"), ("wait", "length"), ("keep", "length")])
-async def test_pausing_treats_what_is_in_flight_as_its_mode_says(engine: AsyncLLM, mode: Any, reason: str) -> None:
-    expected = (await collect(engine, "undisturbed", greedy(400)))[-1].outputs[0].token_ids
-    (stream,) = await frozen_streams(engine, greedy(400))
-
-    if mode != "abort":  # else it might end by itself
-        await engine.resume_generation()
-    await engine.pause_generation(mode=mode)
-    assert await engine.is_paused()
-    queued = asyncio.create_task(collect(engine, "queued", greedy()))
-    await asyncio.sleep(0)
-    await engine.resume_generation()
-
-    last = [output async for output in stream][-1].outputs[0]
-    assert last.finish_reason == reason
-    assert last.token_ids == expected[: len(last.token_ids)]
-    assert (await queued)[-1].outputs[0].token_ids == expected[:8]
-    assert not await engine.is_paused()
-
-
 @pytest.mark.parametrize("mode", ["abort", "wait", "keep", "sleep"])
 async def test_no_output_follows_a_pause_that_has_returned(
     engine: AsyncLLM, mode: Any, monkeypatch: pytest.MonkeyPatch
@@ -255,38 +205,6 @@ async def test_a_request_made_while_asleep_runs_after_waking(engine: AsyncLLM) -
     output = (await task)[-1]
     assert output.outputs[0].token_ids == expected
     assert output.num_cached_tokens == 0
-
-
-async def test_custom_stat_loggers_turn_statistics_on(tiny_llama_dir: str) -> None:
-    recorded: list[int] = []
-
-    class Recorder(StatLoggerBase):
-        def record(self, scheduler_stats: Any, iteration_stats: Any) -> None:
-            if iteration_stats is not None:
-                recorded.append(iteration_stats.num_generation_tokens)
-
-    args = AsyncEngineArgs(model=tiny_llama_dir, disable_log_stats=True, **SMALL_ENGINE)
-    engine = AsyncLLM.from_engine_args(args, stat_loggers=[Recorder])
-    try:
-        output = (await collect(engine, "counted", greedy(6)))[-1]
-        assert sum(recorded) == 6
-        assert output.metrics is not None and output.metrics.num_generation_tokens == 6
-    finally:
-        engine.shutdown()
-
-
-async def test_many_cancellations_leave_the_survivors_tokens_alone(engine: AsyncLLM) -> None:
-    expected = (await collect(engine, "alone", greedy(40)))[-1].outputs[0].token_ids
-
-    async def abandon(number: int) -> None:
-        async for _ in engine.generate(PROMPT, SamplingParams(max_tokens=300, ignore_eos=True), f"gone-{number}"):
-            return
-
-    survivors = [asyncio.create_task(collect(engine, f"survivor-{number}", greedy(40))) for number in range(4)]
-    await asyncio.gather(*map(abandon, range(40)))
-
-    assert [(await task)[-1].outputs[0].token_ids for task in survivors] == [expected] * 4
-    assert await is_idle(engine)
 
 
 async def test_prompts_may_not_be_streams_of_something_else(engine: AsyncLLM) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from text_pipeline import VOCAB_SIZE, make_config
-from tiny_llama import EOS_TOKEN_ID, write_tokenizer
+from tiny_llama import write_tokenizer
 
 from corespan.engine.requests.input_processor import InputProcessor
 from corespan.engine.text.loading import load_tokenizer
@@ -16,7 +16,6 @@ from corespan.engine.text.tokenizer import Tokenizer
 from corespan.protocol.errors import VLLMValidationError
 from corespan.protocol.params import SamplingParams
 from corespan.protocol.requests import EngineCoreRequest
-from corespan.protocol.structured_outputs import StructuredOutputsParams
 
 Process = Callable[..., EngineCoreRequest]
 
@@ -67,17 +66,6 @@ def test_the_seed_decides_the_noise_and_without_one_it_is_fresh(process: Process
     assert process().noise_seed != process().noise_seed
 
 
-def test_every_end_token_of_the_model_stops_or_is_ignored(tokenizer: Tokenizer) -> None:
-    config = make_config(generation_config={"eos_token_id": [EOS_TOKEN_ID, 9]})
-    processor = InputProcessor(config, tokenizer)
-    params = processor.process_inputs("r", "Once", SamplingParams(min_tokens=1)).request.params
-    assert (params.eos_token_id, params.stop_token_ids) == (EOS_TOKEN_ID, (9,))
-    given = SamplingParams(ignore_eos=True, stop_token_ids=[11], min_tokens=1)
-    ignoring = processor.process_inputs("r", "Once", given).request.params
-    assert (ignoring.eos_token_id, ignoring.stop_token_ids) == (None, (11,))
-    assert set(params.end_token_ids) == {EOS_TOKEN_ID, 9} and set(ignoring.end_token_ids) == {EOS_TOKEN_ID, 9, 11}
-
-
 def test_a_token_that_the_model_has_no_row_for_is_refused_in_prompts(tmp_path: Path) -> None:
     write_tokenizer(tmp_path)
     config = tmp_path / "tokenizer_config.json"
@@ -92,10 +80,6 @@ def test_without_a_generation_config_the_models_config_names_the_end_token() -> 
     config = make_config(hf_config={"vocab_size": VOCAB_SIZE, "hidden_size": 8, "eos_token_id": 9})
     params = InputProcessor(config, None).process_inputs("r", [5], SamplingParams()).request.params
     assert params.stop_token_ids == (9,)
-
-
-def test_bad_words_are_encoded(process: Process) -> None:
-    assert process(params=SamplingParams(bad_words=["fox"])).params.bad_words_token_ids
 
 
 def test_params_and_call_both_may_truncate_the_prompt(process: Process) -> None:
@@ -164,34 +148,6 @@ def test_a_token_id_outside_the_vocabulary_is_refused(process: Process, token_id
     with pytest.raises(VLLMValidationError, match=rf"{token_id}.*0\.\.{VOCAB_SIZE - 1}"):
         process(ids)
     assert process([VOCAB_SIZE - 1, 0]).prompt_token_ids == [VOCAB_SIZE - 1, 0]
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"logit_bias": {VOCAB_SIZE: 1.0}},
-        {"allowed_token_ids": [VOCAB_SIZE]},
-        {"stop_token_ids": [VOCAB_SIZE]},
-        {"logprob_token_ids": [VOCAB_SIZE]},
-        {"logprobs": 10**6},
-        {"prompt_logprobs": 10**6},
-        {"logprobs": 21},
-        {"bad_words": [""]},
-        {"structured_outputs": {"regex": "("}},
-        {"structured_outputs": {"json": '{"type": '}},
-    ],
-)
-def test_params_beyond_the_model_are_refused_by_name(process: Process, fields: dict[str, Any]) -> None:
-    (name,) = fields
-    with pytest.raises(ValueError, match=name):
-        if name == "structured_outputs":
-            fields = {name: StructuredOutputsParams(**fields[name])}
-        process(params=SamplingParams(**fields))
-
-
-def test_a_bias_that_is_no_number_never_becomes_a_request() -> None:
-    with pytest.raises(ValueError, match="logit_bias"):
-        SamplingParams(logit_bias={5: math.nan})
 
 
 @pytest.mark.parametrize(

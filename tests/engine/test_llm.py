@@ -1,8 +1,6 @@
 """`LLM`: batches, chats, queues, defaults, progress and what stays behind when something goes wrong."""
 
 import functools
-import gc
-import weakref
 from collections.abc import Iterable
 from typing import Any
 
@@ -52,15 +50,6 @@ def test_no_prompts_give_no_outputs(llm: LLM) -> None:
     assert llm.generate([], greedy(), use_tqdm=False) == []
 
 
-def test_thousands_of_prompts_at_once_are_all_answered_in_order(llm: LLM) -> None:
-    prompts = [[0, 4 + number % 500, 4 + number // 500] for number in range(3000)]
-
-    outputs = llm.generate(prompts, greedy(1), use_tqdm=False)
-
-    assert [output.prompt_token_ids for output in outputs] == prompts
-    assert llm.reset_prefix_cache()
-
-
 def test_the_callers_params_stay_as_they_were(llm: LLM) -> None:
     params = greedy(3)
     before = params.clone()
@@ -87,70 +76,6 @@ def test_arguments_that_fit_no_prompt_are_refused(llm: LLM, arguments: Any, erro
     assert llm.llm_engine.get_num_unfinished_requests() == 0
 
 
-@pytest.mark.parametrize("bad", [{"prompt_token_ids": [5] * 600}, {"prompt_token_ids": []}, b"bytes"])
-def test_a_batch_that_fails_half_way_leaves_nothing_queued(llm: LLM, bad: Any) -> None:
-    with pytest.raises((ValueError, TypeError)):
-        llm.generate([PROMPTS[0], PROMPTS[1], bad, PROMPTS[2]], greedy(), use_tqdm=False)
-
-    (output,) = llm.generate(PROMPTS[2], greedy(), use_tqdm=False)
-    assert output.prompt == PROMPTS[2]
-    assert llm.reset_prefix_cache()
-
-
-def test_a_chat_batch_that_fails_half_way_leaves_nothing_queued(llm: LLM) -> None:
-    conversation = [{"role": "user", "content": "hi"}]
-    too_long = [{"role": "user", "content": "word " * 600}]
-
-    with pytest.raises(ValueError):
-        llm.chat([conversation, too_long], greedy(), use_tqdm=False)
-
-    assert len(llm.chat(conversation, greedy(), use_tqdm=False)) == 1
-    assert llm.reset_prefix_cache()
-
-
-def test_an_interrupt_during_the_run_leaves_nothing_queued(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    step, calls = llm.llm_engine.step, []
-
-    def interrupted_step() -> Any:
-        calls.append(None)
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        return step()
-
-    monkeypatch.setattr(llm.llm_engine, "step", interrupted_step)
-    with pytest.raises(KeyboardInterrupt):
-        llm.generate(PROMPTS, greedy(50), use_tqdm=False)
-    monkeypatch.undo()
-
-    assert [output.prompt for output in llm.generate(PROMPTS[1], greedy(), use_tqdm=False)] == [PROMPTS[1]]
-    assert llm.reset_prefix_cache()
-
-
-def test_enqueued_prompts_wait_for_completion_and_keep_their_order(llm: LLM) -> None:
-    first = llm.enqueue(PROMPTS[:2], greedy(12), use_tqdm=False)
-    second = llm.enqueue(PROMPTS[2], greedy(3), use_tqdm=False)
-
-    (between,) = llm.generate("x", greedy(30), use_tqdm=False)
-    outputs = llm.wait_for_completion(use_tqdm=False)
-
-    assert len({*first, *second}) == 3
-    assert between.prompt == "x"
-    assert [output.prompt for output in outputs] == PROMPTS
-    assert [len(output.outputs[0].token_ids) for output in outputs] == [12, 12, 3]
-    assert llm.wait_for_completion(use_tqdm=False) == []
-
-
-def test_chat_is_the_template_and_generate(llm: LLM) -> None:
-    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "one two"}]
-    text = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\none two<|im_end|>\n<|im_start|>assistant\n"
-
-    (output,) = llm.chat(messages, greedy(), use_tqdm=False)
-
-    assert output.prompt_token_ids == llm.get_tokenizer().encode(text, add_special_tokens=False)
-    expected = llm.generate({"prompt_token_ids": output.prompt_token_ids}, greedy(), use_tqdm=False)
-    assert output.outputs[0].token_ids == expected[0].outputs[0].token_ids
-
-
 def test_enqueued_chats_are_answered_as_chats_are_beside_enqueued_prompts(llm: LLM) -> None:
     chats = [[{"role": "user", "content": text}] for text in PROMPTS[:2]]
     options: dict[str, Any] = {"use_tqdm": False, "chat_template": "{{ messages[0]['content'] }}!"}
@@ -168,36 +93,6 @@ def test_enqueued_chats_are_answered_as_chats_are_beside_enqueued_prompts(llm: L
     assert [output.outputs[0].token_ids for output in outputs[:2]] == [first, second[:3]]
     (own,) = llm.chat(chats[0], greedy(), use_tqdm=False)
     assert with_own_template.outputs[0].token_ids == own.outputs[0].token_ids
-
-
-def test_of_wrongly_enqueued_chats_nothing_stays_queued(llm: LLM) -> None:
-    chats = [[{"role": "user", "content": text}] for text in ("one", "far too long " * 500)]
-
-    with pytest.raises(ValueError, match="max_model_len|at most"):
-        llm.enqueue_chat(chats, greedy(), use_tqdm=False)
-    with pytest.raises(ValueError, match="priority has 1 entries for 2 prompts"):
-        llm.enqueue_chat(chats, greedy(), use_tqdm=False, priority=[1])
-
-    assert llm.wait_for_completion(use_tqdm=False) == []
-    assert not llm.llm_engine.has_unfinished_requests()
-
-
-def test_chats_without_a_template_say_what_to_pass(make_llm: Any, tmp_path: Any, tiny_llama_dir: str) -> None:
-    import shutil
-
-    from tiny_llama import write_tokenizer
-
-    folder = tmp_path / "no_template"
-    shutil.copytree(tiny_llama_dir, folder)
-    write_tokenizer(folder, chat_template=None)
-    llm = make_llm(model=str(folder))
-    messages = [{"role": "user", "content": "hi"}]
-
-    with pytest.raises(ValueError, match="chat_template"):
-        llm.chat(messages, greedy(), use_tqdm=False)
-
-    (output,) = llm.chat(messages, greedy(), use_tqdm=False, chat_template="{{ messages[0]['content'] }}")
-    assert output.prompt == "hi"
 
 
 def test_the_models_generation_config_is_the_default_and_explicit_params_win(
@@ -283,15 +178,6 @@ def test_an_asleep_engine_says_so_and_goes_on_after_waking(llm: LLM) -> None:
     assert output.num_cached_tokens == 0
 
 
-def test_a_pause_or_sleep_that_is_refused_changes_nothing(llm: LLM) -> None:
-    with pytest.raises(ValueError, match="nap"):
-        llm.pause_generation(mode="nap")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="7"):
-        llm.sleep(7)
-
-    assert len(llm.generate(PROMPTS[0], greedy(), use_tqdm=False)) == 1
-
-
 @pytest.mark.parametrize("multiprocess", [False, True])
 def test_sleeping_with_abort_hands_out_the_aborted_outputs(make_llm: Any, multiprocess: bool) -> None:
     llm = make_llm(multiprocess=multiprocess)
@@ -305,19 +191,9 @@ def test_sleeping_with_abort_hands_out_the_aborted_outputs(make_llm: Any, multip
     assert not llm.llm_engine.has_unfinished_requests()
 
 
-def test_collective_rpc_and_apply_model_reach_the_worker_in_process(llm: LLM) -> None:
-    assert llm.collective_rpc(lambda worker, one: (type(worker).__name__, one), args=(1,)) == [("Worker", 1)]
-    assert llm.apply_model(lambda model: type(model).__name__) == ["DecoderWeights"]
-
-
 def test_metrics_need_statistics(llm: LLM) -> None:
     with pytest.raises(RuntimeError, match="disable_log_stats"):
         llm.get_metrics()
-
-
-def test_unknown_arguments_are_a_type_error(tiny_llama_dir: str) -> None:
-    with pytest.raises(TypeError, match="no_such_option"):
-        LLM(tiny_llama_dir, no_such_option=1)
 
 
 def test_from_engine_args_builds_the_same_engine(tiny_llama_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -340,35 +216,6 @@ def test_an_engine_on_token_ids_alone_takes_and_gives_no_text(make_llm: Any) -> 
         llm.generate("text", greedy(), use_tqdm=False)
     with pytest.raises(ValueError, match="tokenizer"):
         llm.get_tokenizer()
-
-
-def test_prompt_embeds_give_what_their_tokens_give(make_llm: Any, reference: Any) -> None:
-    import torch
-
-    llm = make_llm(enable_prompt_embeds=True)
-    ids = [0, 323, 444, 17, 99]
-    embeds = reference.model.get_input_embeddings()(torch.tensor(ids)).detach()
-
-    outputs = llm.generate([{"prompt_embeds": embeds}, {"prompt_embeds": embeds[None]}, ids], greedy(), use_tqdm=False)
-
-    token_ids = [output.outputs[0].token_ids for output in outputs]
-    assert token_ids == [token_ids[2]] * 3
-    assert outputs[0].prompt_token_ids == [0] * len(ids)
-
-
-def test_dropping_an_in_process_engine_frees_its_model(tiny_llama_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from clients import SMALL_ENGINE
-
-    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-    for _ in range(3):
-        llm = LLM(tiny_llama_dir, **SMALL_ENGINE)
-        llm.generate("hi", greedy(), use_tqdm=False)
-        executor = weakref.ref(llm.llm_engine.model_executor)
-
-        del llm
-        gc.collect()
-
-        assert executor() is None
 
 
 def test_the_engines_sizes_are_told(llm: LLM) -> None:

@@ -7,7 +7,7 @@ import pytest
 from clients import SMALL_ENGINE
 from prompts import greedy
 
-from corespan import EngineArgs, EngineDeadError, LLMEngine, RequestOutput, RequestOutputKind, SamplingParams
+from corespan import EngineArgs, EngineDeadError, LLMEngine, RequestOutput, SamplingParams
 from corespan.engine.metrics.loggers import StatLoggerBase
 
 PROMPT = "The capital of France is"
@@ -108,42 +108,6 @@ def test_internal_ids_are_unique_and_abort_takes_either(make_engine: Any) -> Non
     assert engine.reset_prefix_cache()
 
 
-def test_request_ids_must_be_strings(make_engine: Any) -> None:
-    with pytest.raises(TypeError, match="request_id"):
-        make_engine().add_request(7, PROMPT, greedy())
-
-
-def test_higher_priority_goes_first_when_places_are_few(make_engine: Any) -> None:
-    engine = make_engine(max_num_seqs=1, scheduling_policy="priority")
-    for name, priority in (("low", 5), ("lower", 9), ("high", -1)):
-        engine.add_request(name, PROMPT, greedy(3), priority=priority)
-
-    finished = [output.request_id for output in run(engine) if output.finished]
-
-    assert finished == ["high", "low", "lower"]
-
-
-@pytest.mark.parametrize("multiprocess", [False, True])
-def test_what_is_on_its_way_of_an_aborted_request_is_not_taken_for_the_next_ones(
-    make_engine: Any, monkeypatch: pytest.MonkeyPatch, multiprocess: bool
-) -> None:
-    monkeypatch.setenv("VLLM_DISABLE_REQUEST_ID_RANDOMIZATION", "1")
-    engine = make_engine(multiprocess=multiprocess)
-    answers = []
-    for _ in range(2):
-        engine.add_request("twin", {"prompt_token_ids": [8, 9]}, greedy(8))
-        while engine.has_unfinished_requests():
-            last = engine.step()
-        answers.append(list(last[0].outputs[0].token_ids))
-        engine.add_request("twin", {"prompt_token_ids": [5, 6, 7]}, greedy(400))
-        engine.step()
-        for _ in range(3):
-            engine.is_sleeping()  # outputs that come before the answer are kept for the next step
-        engine.abort_request(["twin"])
-    assert answers[0] == answers[1]
-    assert len(answers[0]) == 8
-
-
 def test_a_failure_between_registering_and_sending_leaves_nothing(
     make_engine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,38 +155,6 @@ def test_a_prepared_request_cannot_be_used_twice(make_engine: Any) -> None:
         engine.add_request("once", prepared, prepared.params)
 
     assert len([output for output in run(engine) if output.finished]) == 1
-
-
-def test_rendered_prompts_are_taken_as_they_are(make_engine: Any) -> None:
-    engine = make_engine()
-    (rendered,) = engine.renderer.render_cmpl([PROMPT])
-    engine.add_request("rendered", rendered, greedy(output_kind=RequestOutputKind.FINAL_ONLY))
-    engine.add_request("raw", PROMPT, greedy(output_kind=RequestOutputKind.FINAL_ONLY))
-
-    one, other = run(engine)
-
-    assert one.outputs[0].token_ids == other.outputs[0].token_ids
-
-
-def test_trace_headers_and_priority_reach_the_core(make_engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = make_engine()
-    sent: list[Any] = []
-    monkeypatch.setattr(engine.engine_core, "add_request", sent.append)
-
-    engine.add_request("traced", PROMPT, greedy(), trace_headers={"traceparent": "00-1"}, priority=3, arrival_time=5.0)
-
-    (request,) = sent
-    assert (request.trace_headers, request.priority, request.arrival_time) == ({"traceparent": "00-1"}, 3, 5.0)
-
-
-def test_without_statistics_no_stats_objects_exist(make_engine: Any) -> None:
-    engine = make_engine()
-    engine.add_request("plain", PROMPT, greedy(2))
-
-    output = run(engine)[-1]
-
-    assert output.metrics is None
-    assert engine.logger_manager is None
 
 
 def test_custom_stat_loggers_see_steps_sleep_and_log_calls(make_engine: Any) -> None:

@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any, Literal, TypeVar
 
+import pytest
 from deadlines import DEADLINE
 
 from corespan import LLM, AsyncEngineArgs, AsyncLLM, RequestOutput, RequestOutputKind, SamplingParams
@@ -17,6 +18,7 @@ from corespan.engine.text.render_params import ChatParams
 ClientKind = Literal["inproc", "sync_mp", "async_mp"]
 CLIENT_KINDS: tuple[ClientKind, ...] = ("inproc", "sync_mp", "async_mp")
 SMALL_ENGINE: dict[str, Any] = {"max_model_len": 512, "max_num_seqs": 32, "num_gpu_blocks_override": 257}
+IN_PROCESS = pytest.mark.parametrize("client_kind", ["inproc"], indirect=True)  # of what no client has a part in
 ATTEMPTS = (
     20  # at meeting a request before it has come to its end, on a machine where others are faster than this program
 )
