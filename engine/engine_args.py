@@ -43,8 +43,8 @@ from ..protocol.param_checks import (
 from ..protocol.user_classes import end_script_at_engine, path_of
 from ..shared.rope_config import override_config, stretched_length
 from .cli_args import add_field_arguments, kinds_of
-from .model_files.hub import DEFAULT_MODEL
 from .model_files.model_source import ModelFiles, resolve_model
+from .model_files.short_names import DEFAULT_MODEL
 from .neutral_args import NeutralArgs
 from .speculation import parse_speculative_config
 

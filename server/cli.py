@@ -11,7 +11,8 @@ from typing import Any
 
 from .. import __version__
 from ..client.standard_streams import fill_standard_descriptors
-from ..engine.model_files.hub import DEFAULT_MODEL, ModelFetchError
+from ..engine.model_files.short_names import DEFAULT_MODEL
+from ..engine.model_files.wheels import ModelFetchError
 from ..protocol.errors import EngineDeadError
 from .chat import run_chat
 from .command_parser import CommandParser

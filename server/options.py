@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..engine.model_files.hub import DEFAULT_MODEL, SHORT_NAMES
+from ..engine.model_files.short_names import DEFAULT_MODEL, SHORT_NAMES
 from .streaming import Statistics
 from .terminal import is_terminal, note, shown_while
 

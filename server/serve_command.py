@@ -5,7 +5,7 @@ import logging
 from dataclasses import fields
 
 from ..engine.engine_args import AsyncEngineArgs
-from ..engine.model_files.hub import DEFAULT_MODEL
+from ..engine.model_files.short_names import DEFAULT_MODEL
 from .serve_options import ServeOptions
 
 

@@ -4,12 +4,12 @@ Called once per file when a model is resolved. The token ids that the result giv
 conversion of the same file.
 """
 
-import json
 import logging
 import os
-import tempfile
+from pathlib import Path
 from typing import Any
 
+from ...shared.json_files import write_json
 from ..text.byte_alphabet import byte_alphabet
 from .gguf_metadata import read_metadata
 from .gguf_pretokenizers import NORMALIZERS, PRE_TOKENIZERS, byte_level
@@ -23,7 +23,7 @@ _GEMMA = ("gemma", "gemma2", "gemma3")
 
 
 def convert_gguf_tokenizer(gguf_path: str | os.PathLike[str], out_dir: str | os.PathLike[str]) -> None:
-    """Write `tokenizer.json` and `tokenizer_config.json` into `out_dir`, each all at once, `tokenizer.json` last.
+    """Write `tokenizer.json` and `tokenizer_config.json` into `out_dir`.
 
     Raises ValueError where the file holds no tokenizer or one of a kind that is not built.
     """
@@ -36,9 +36,10 @@ def convert_gguf_tokenizer(gguf_path: str | os.PathLike[str], out_dir: str | os.
         tokenizer_config, tokenizer = _tokenizer_config(metadata), _tokenizer_json(metadata)
     except ValueError as error:
         raise ValueError(f"{os.fspath(gguf_path)}: {error}") from None
-    os.makedirs(out_dir, exist_ok=True)
-    _write_json(os.path.join(out_dir, "tokenizer_config.json"), tokenizer_config)
-    _write_json(os.path.join(out_dir, "tokenizer.json"), tokenizer)
+    folder = Path(out_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "tokenizer_config.json", tokenizer_config)
+    write_json(folder / "tokenizer.json", tokenizer)
 
 
 def _check_vocabulary(metadata: dict[str, Any], byte_level: bool) -> None:
@@ -79,12 +80,6 @@ def _check_pre_tokenizer(pre: Any) -> None:
             f"tokenizer.ggml.pre is {pre!r}, a way to cut text that is not known here; known are "
             f"{', '.join(PRE_TOKENIZERS)}. Give the original model's folder as the tokenizer"
         )
-
-
-def _write_json(path: str, content: dict[str, Any]) -> None:
-    with tempfile.NamedTemporaryFile("w", dir=os.path.dirname(path), delete=False, encoding="utf-8") as file:
-        json.dump(content, file, ensure_ascii=False)
-    os.replace(file.name, path)
 
 
 def _tokenizer_config(metadata: dict[str, Any]) -> dict[str, Any]:

@@ -1,36 +1,22 @@
 """Turns a model argument (short name, folder, .gguf file, hub id) into local files and their configuration.
 
-`EngineArgs` calls it, in the user's process; a local path never touches the network. What is worked out of a GGUF file
-(config, tokenizer) is kept in the cache, in the layout of a Hugging Face folder without weights.
+`EngineArgs` calls it, in the user's process; a local path never touches the network.
 """
 
-import atexit
 import contextlib
 import difflib
-import functools
-import hashlib
-import logging
 import os
 import re
-import shutil
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...shared.gguf_file import first_part, is_gguf, require_parts
-from ...shared.json_files import read_json, write_json
+from ...shared.gguf_file import first_part, is_gguf
+from ...shared.json_files import read_json
 from . import hub
-from .cached_folder import CacheNotWritableError, cache_dir, filled_folder, is_intact
-from .gguf_metadata import generation_config_from_gguf, hf_config_from_gguf, read_metadata
-from .gguf_tokenizer import convert_gguf_tokenizer
-
-logger = logging.getLogger("corespan.engine")
-
-CONVERSION_VERSION = 4
-"""Raised whenever what is written for a GGUF file changes, so that older conversions are not read."""
-
-_HASHED_BYTES = 2**24
+from .gguf_conversion import converted
+from .short_names import SHORT_NAMES
+from .wheels import ModelFetchError
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
@@ -51,7 +37,7 @@ def resolve_model(name: str, revision: str | None = None, with_tokenizer: bool =
 
     `revision` applies to hub ids. `with_tokenizer=False` leaves a GGUF file's tokenizer alone, for callers that bring
     their own. Raises FileNotFoundError for a path that does not exist, ValueError for files that are not a model, and
-    `hub.ModelFetchError`.
+    `ModelFetchError`.
     """
     path = _local_path(name, revision)
     if path.is_file():
@@ -69,19 +55,19 @@ def fetch_model(name: str, revision: str | None = None) -> Path:
     """Makes all of a model available that starting it needs, and returns its folder. What the cache holds of it is
     checked by checksums, and mended; a GGUF file's tokenizer is converted beforehand.
 
-    Raises `hub.ModelFetchError`, or ValueError for files that are not a model.
+    Raises `ModelFetchError`, or ValueError for files that are not a model.
     """
     folder = hub.pull(name, revision, verify=True)
     path = _model_in(folder)
     if path.is_file():
-        _converted(path, with_tokenizer=True, verify=True)
+        converted(path, with_tokenizer=True, verify=True)
     return folder
 
 
 def _local_path(name: str, revision: str | None) -> Path:
     """The absolute path of a folder with a config.json or of a GGUF file, under the name that it was given by: what a
     link in a download cache leads to has no suffix, and no other parts beside it."""
-    if name in hub.SHORT_NAMES:
+    if name in SHORT_NAMES:
         return _model_in(hub.pull(name, revision))
     path = Path(os.path.expanduser(name))
     if path.is_dir():
@@ -94,8 +80,8 @@ def _local_path(name: str, revision: str | None) -> Path:
         raise FileNotFoundError(f"no such model file or folder: {path.absolute()}{_did_you_mean(name)}")
     try:
         return _model_in(hub.pull(name, revision))
-    except hub.ModelFetchError as error:
-        raise hub.ModelFetchError(f"{error}{_did_you_mean(name)}") from error
+    except ModelFetchError as error:
+        raise ModelFetchError(f"{error}{_did_you_mean(name)}") from error
 
 
 def _did_you_mean(name: str) -> str:
@@ -106,7 +92,7 @@ def _did_you_mean(name: str) -> str:
         siblings = {entry.name: str(path.with_name(entry.name)) for entry in path.parent.iterdir()}
         if close := difflib.get_close_matches(path.name, siblings, n=1, cutoff=0.75):
             return f"; did you mean {siblings[close[0]]!r}?"
-    if close := difflib.get_close_matches(path.name.lower(), hub.SHORT_NAMES, n=1, cutoff=0.6):
+    if close := difflib.get_close_matches(path.name.lower(), SHORT_NAMES, n=1, cutoff=0.6):
         return f"; did you mean {close[0]!r}?"
     return ""
 
@@ -127,73 +113,13 @@ def _absolute(path: Path) -> Path:
 
 
 def _gguf_files(path: Path, with_tokenizer: bool) -> ModelFiles:
-    folder = _converted(path, with_tokenizer)
+    folder = converted(path, with_tokenizer)
     return ModelFiles(
         path=str(path),
         hf_config=read_json(folder / "config.json"),
         generation_config=read_json(folder / "generation_config.json"),
         tokenizer_dir=str(folder) if with_tokenizer and _has(folder, "tokenizer.json") else None,
     )
-
-
-def _converted(path: Path, with_tokenizer: bool, verify: bool = False) -> Path:
-    """The folder that holds what is worked out of the file; made where it is not there, or damaged (see `is_intact`).
-
-    Where the cache cannot be written it is a temporary folder, which ends with this process. Raises FileNotFoundError
-    where parts of a split file are missing.
-    """
-    require_parts(path)  # a conversion that is kept came of the first alone
-    key = _content_key(path)
-    names = [key] if with_tokenizer else [key, f"{key}-without-tokenizer"]
-    try:
-        return _kept_conversion(path, cache_dir() / "converted", names, with_tokenizer, verify)
-    except CacheNotWritableError as error:
-        reason = str(error)
-    logger.warning(
-        "What is worked out of %s cannot be kept in the cache, and is worked out at each start: %s. "
-        "Set CORESPAN_CACHE to a folder that can be written.",
-        path.name,
-        reason,
-    )
-    return _kept_conversion(path, _temporary_folder(), names, with_tokenizer, verify)
-
-
-def _kept_conversion(path: Path, parent: Path, names: list[str], with_tokenizer: bool, verify: bool) -> Path:
-    """One of the folders of these `names`, the last of which is made where none is intact."""
-    for folder in (parent / name for name in names):
-        if is_intact(folder, thoroughly=verify):
-            return folder
-    metadata = read_metadata(path)
-    with filled_folder(folder, prefix=".converting-", replace=folder.is_dir()) as content:
-        write_json(content / "config.json", hf_config_from_gguf(metadata))
-        write_json(content / "generation_config.json", generation_config_from_gguf(metadata))
-        if with_tokenizer and "tokenizer.ggml.model" in metadata:
-            convert_gguf_tokenizer(path, content)
-    return folder
-
-
-def _content_key(path: Path) -> str:
-    """A hash of the file's beginning, where all that is converted stands, and its size: the same for a copy of it.
-
-    With weights behind them a header's tables take 10 MB at most, so that hashing does not grow with the model.
-    """
-    with path.open("rb") as file:
-        beginning = hashlib.sha256(file.read(_HASHED_BYTES))
-    beginning.update(repr((CONVERSION_VERSION, path.stat().st_size)).encode())
-    return beginning.hexdigest()[:16]
-
-
-@functools.cache
-def _temporary_folder() -> Path:
-    folder = Path(tempfile.mkdtemp(prefix="corespan-converted-"))
-    owner = os.getpid()
-
-    def remove() -> None:
-        if os.getpid() == owner:  # not in its forks
-            shutil.rmtree(folder, ignore_errors=True)
-
-    atexit.register(remove)
-    return folder
 
 
 def _has(folder: Path, name: str) -> bool:

