@@ -38,9 +38,10 @@ def main() -> None:
         rates: dict[str, dict[str, list[float]]] = {subject.name: {} for subject in subjects}
         for number in range(options.repeat):
             for workload in options.workloads:
-                print(f"Round {number + 1} of {options.repeat}: {workload} ...", file=sys.stderr)
                 for subject in subjects:
-                    rates[subject.name].setdefault(workload, []).append(subject.measure(workload))
+                    rates[subject.name].setdefault(workload, []).append(rate := subject.measure(workload))
+                    progress = f"round {number + 1} of {options.repeat}: {subject.name}"
+                    print(f"{progress}: {rate:,.1f} {WORKLOADS[workload].unit}", file=sys.stderr, flush=True)
     summaries = [summary(subject, rates[subject.name]) for subject in subjects]
     for each in summaries:
         print(json.dumps(each), flush=True)
