@@ -104,7 +104,8 @@ struct PackArgs {
     int64_t k;
 };
 
-// Decides which processor's memory the pages of a packed weight lie in, before it is packed.
+// Decides which processor's memory the pages of a packed weight lie in, before it is packed. Alone in its list: each thread
+// has a part that no other does for it.
 struct PlaceArgs {
     int64_t format;
     void* out;  // not written to before

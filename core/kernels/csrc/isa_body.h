@@ -51,7 +51,7 @@ static void execute(const Op& op, Team& team) {
     }
 }
 
-constexpr int64_t BLOCK_ROWS = 252;  // a whole number of the products' tallest tiles
+constexpr int64_t BLOCK_ROWS = 168;  // and more, but for few rows; whole tiles of the products
 
 static void run_row_blocks(const Op* ops, const RowBlocksArgs& a, Team& team) {
     const int64_t rows = *a.rows, blocks = larger<int64_t>(1, rows / (BLOCK_ROWS * team.size)) * team.size;
@@ -73,7 +73,7 @@ static bool is_apart(const Op* ops, const PrologueArgs& a) {
     return !overwrites && *a.rows * product.k <= PROLOGUE_VALUES;
 }
 
-// Leaves the results in this thread's own memory, but for the sum, which the first thread puts where it belongs.
+// Leaves the results in this thread's own memory, but for the sum, which one thread puts where it belongs.
 static void run_prologue(const Op* ops, const PrologueArgs& a, Team& alone, Team& team) {
     static thread_local Array<bf16> normed, sums;
     static thread_local Array<int8_t> values;
@@ -85,9 +85,11 @@ static void run_prologue(const Op* ops, const PrologueArgs& a, Team& alone, Team
     for (const Op* op = ops; op < ops + a.operations; op++) {
         if (op->kind == RMS_NORM) {
             RmsNormArgs norm = *(const RmsNormArgs*)op->args;
-            if (norm.x && team.rank) norm.sum = sums.at_least(rows * norm.size);
+            bf16* const sum = (bf16*)norm.sum;
+            if (norm.x) norm.sum = sums.at_least(rows * norm.size);
             product.x = x = norm.out = normed.at_least(rows * norm.size);
             execute({RMS_NORM, &norm}, alone);
+            if (norm.x) team.once([&] { memcpy(sum, norm.sum, rows * norm.size * sizeof(bf16)); });
         } else {
             QuantizeArgs quantized = *(const QuantizeArgs*)op->args;
             if (x) quantized.x = x;
@@ -120,7 +122,7 @@ int64_t run(const Op* ops, int64_t count, int threads) {
             }
             if (ops[i].kind == ROW_BLOCKS) {
                 const RowBlocksArgs& a = *(const RowBlocksArgs*)ops[i].args;
-                if (*a.rows < BLOCK_ROWS / 2 * team.size) continue;
+                if (*a.rows < BLOCK_ROWS * 3 / 4 * team.size) continue;
                 team.sync();
                 run_row_blocks(ops + i + 1, a, team);
                 i += a.operations;

@@ -1,8 +1,10 @@
-// The threads that run one list of operations together, and how they meet and share work.
+// The threads that run one list of operations together, and how they share work and wait for it.
 //
-// One parallel region runs a whole list: between two operations the threads meet at a barrier, which costs a fraction of a
-// microsecond where closing and opening a region costs several. A thread spins there for SPIN_NS, then sleeps: where the
-// cores are shared with other programs, the thread that it waits for may need its core.
+// One parallel region runs a whole list. An operation is over when all of its items are done, whoever did them, and the
+// next one begins: a thread that lost its core to another program is not waited for but for the item it holds, and finds
+// the work further on when it comes back. Waiting costs a fraction of a microsecond where closing and opening a region
+// costs several. A thread spins for SPIN_NS, then sleeps: where cores are shared with other programs, the thread that it
+// waits for may need its core.
 #pragma once
 
 #include <atomic>
@@ -15,9 +17,8 @@
 #include <linux/futex.h>
 #include <sys/syscall.h>
 #include <unistd.h>
-#else
-#include <sched.h>
 #endif
+#include <sched.h>
 #include <time.h>
 
 constexpr int MAX_OWNERS = 64;  // threads beyond have no items of their own
@@ -45,15 +46,30 @@ private:
     int64_t capacity_ = 0;
 };
 
+// Hands out the items of one loop after another, each known by its number.
+class alignas(64) Dispenser {
+public:
+    // Takes up to `run` items of a loop of `count`; returns the first. -1: none is left, or a later loop has begun, as a
+    // thread finds that comes late.
+    int64_t take(int64_t loop, int64_t count, int64_t run) {
+        for (int64_t seen = state_.load(std::memory_order_relaxed);;) {
+            if (seen >> ITEM_BITS > loop) return -1;
+            const int64_t item = seen >> ITEM_BITS == loop ? seen & ((1LL << ITEM_BITS) - 1) : 0;
+            if (item >= count) return -1;
+            if (state_.compare_exchange_weak(seen, (loop << ITEM_BITS) + item + run, std::memory_order_relaxed)) return item;
+        }
+    }
+
+private:
+    static constexpr int ITEM_BITS = 40;
+    std::atomic<int64_t> state_{0};  // the loop's number, then the next item
+};
+
 struct TeamState {
     Room* room = nullptr;
-    alignas(64) std::atomic<int> arrived{0};
-    alignas(64) std::atomic<int> generation{0};
-    std::atomic<int> sleepers{0};
-    alignas(64) std::atomic<int64_t> next_item[3]{};
-    struct alignas(64) Owner {
-        std::atomic<int64_t> next_item[3]{};
-    } owners[MAX_OWNERS];
+    alignas(64) std::atomic<uint32_t> done{0};  // items, since the run began
+    alignas(64) std::atomic<int> sleepers{0};
+    Dispenser shared, single, own[MAX_OWNERS];
 };
 
 struct Rows {
@@ -74,27 +90,17 @@ public:
     const int rank;
     const int size;
 
-    int64_t num_syncs() const { return phase_; }
+    int64_t num_syncs() const { return loop_; }
 
     // What this thread will read before long, and fetches meanwhile where it has to wait for others.
     void expect(Bytes bytes) { expected_ = bytes; }
 
-    // Every thread waits here for all others. What was written before is seen by all after.
+    // Waits until all that was shared out is done. What was written before is seen by all after.
     void sync() {
-        const int next_phase = (phase_ + 1) % 3;
-        if (rank == 0) state_.next_item[next_phase].store(0, std::memory_order_relaxed);
-        if (rank < MAX_OWNERS) state_.owners[rank].next_item[next_phase].store(0, std::memory_order_relaxed);
-        phase_++;
+        loop_++;
         if (size == 1) return;
-        const int generation = state_.generation.load(std::memory_order_acquire);
-        if (state_.arrived.fetch_add(1, std::memory_order_acq_rel) == size - 1) {
-            state_.arrived.store(0, std::memory_order_relaxed);
-            // In one order with the sleeper's own pair: either it sees the new generation or it is seen here.
-            state_.generation.store(generation + 1, std::memory_order_seq_cst);
-            if (state_.sleepers.load(std::memory_order_seq_cst)) wake_sleepers();
-        } else {
-            wait_for_next(generation);
-        }
+        if (!is_done()) wait();
+        if (state_.sleepers.load(std::memory_order_seq_cst)) wake_sleepers();
     }
 
     // Floats that all threads of the team share until the operation ends.
@@ -111,9 +117,8 @@ public:
             for (int64_t item = first; item < end; item++) work(item);
             return;
         }
-        auto& next = state_.next_item[phase_ % 3];
-        for (int64_t at; (at = first + next.fetch_add(run, std::memory_order_relaxed)) < end;)
-            for (int64_t item = at; item < at + run && item < end; item++) work(item);
+        expect_items(end - first);
+        take_from(state_.shared, first, end - first, run, work);
     }
 
     template <class Work>
@@ -121,15 +126,27 @@ public:
         share(0, count, 1, work);
     }
 
+    // Calls work() on one thread, beside a loop that needs nothing of it. At most once between two syncs.
+    template <class Work>
+    void once(Work work) {
+        if (size == 1) return work();
+        expect_items(1);
+        take_from(state_.single, 0, 1, 1, [&](int64_t) { work(); });
+    }
+
     // Calls work(item) for items 0..count-1. The static part: thread r takes items r * own .. (r + 1) * own - 1. The dynamic
     // part: of the rest, `run` at a time go to whichever thread is free. Then threads help out with what others have left
-    // of their static part: one that lost its core to another program keeps nobody waiting but for the item it is at.
+    // of their static part.
     template <class Work>
     void share_by_rank(int64_t count, int64_t own, int64_t run, Work work) {
         if (size == 1 || size > MAX_OWNERS || own == 0) return share(0, count, run, work);
-        work_on_own_items_of(rank, own, work);
-        share(size * own, count, run, work);
-        for (int other = 1; other < size; other++) work_on_own_items_of((rank + other) % size, own, work);
+        expect_items(count);
+        take_from(state_.own[rank], rank * own, own, 1, work);
+        take_from(state_.shared, size * own, count - size * own, run, work);
+        for (int i = 1; i < size; i++) {
+            const int other = (rank + i) % size;
+            take_from(state_.own[other], other * own, own, 1, work);
+        }
     }
 
     // Calls work(item) for the items of an operation's rows, `per_row` to a row: small and side by side in memory, so
@@ -143,33 +160,51 @@ public:
 private:
     static constexpr int64_t SPIN_NS = 50'000;
     static constexpr int SPINS_PER_LOOK = 64;  // at the clock
+    static constexpr int64_t STRETCH_NS = 2'000'000;  // less than a turn of the system's, which is 2.8 to 4 ms on few cores
+
+    void expect_items(int64_t count) { expected_items_ += (uint32_t)count; }
 
     template <class Work>
-    void work_on_own_items_of(int owner, int64_t own, Work& work) {
-        auto& next = state_.owners[owner].next_item[phase_ % 3];
-        for (int64_t at; next.load(std::memory_order_relaxed) < own && (at = next.fetch_add(1, std::memory_order_relaxed)) < own;)
-            work(owner * own + at);
+    void take_from(Dispenser& items, int64_t first, int64_t count, int64_t run, Work&& work) {
+        for (int64_t at; (at = items.take(loop_, count, run)) >= 0;) {
+            const int64_t end = at + run < count ? at + run : count;
+            for (int64_t item = at; item < end; item++) work(first + item);
+            // In one order with a sleeper's own pair: either it sees this or is seen when this thread has waited.
+            state_.done.fetch_add((uint32_t)(end - at), std::memory_order_seq_cst);
+            if (at % 8 == 0 || &items == &state_.shared) give_way();
+        }
     }
 
-    void wait_for_next(int generation) {
-        auto waiting = [&] { return state_.generation.load(std::memory_order_acquire) == generation; };
-        while (waiting() && expected_.first < expected_.end) fetch_expected();
-        for (const int64_t end = now() + SPIN_NS; waiting() && now() < end;)
-            for (int spins = 0; waiting() && spins < SPINS_PER_LOOK; spins++) pause();
-        if (!waiting()) return;
+    // A count may have gone round, and others may be further on.
+    bool is_done() const { return is_done(state_.done.load(std::memory_order_seq_cst)); }
+
+    bool is_done(uint32_t items) const { return (int32_t)(items - expected_items_) >= 0; }
+
+    void wait() {
+        while (!is_done() && expected_.first < expected_.end) fetch_expected();
+        for (const int64_t end = now() + SPIN_NS; !is_done() && now() < end;)
+            for (int spins = 0; !is_done() && spins < SPINS_PER_LOOK; spins++) pause();
+        if (is_done()) return;
         state_.sleepers.fetch_add(1, std::memory_order_seq_cst);
-        while (state_.generation.load(std::memory_order_seq_cst) == generation) sleep_while(generation);
+        for (uint32_t items; !is_done(items = state_.done.load(std::memory_order_seq_cst));) sleep_while(items);
         state_.sleepers.fetch_sub(1, std::memory_order_relaxed);
     }
 
-#if defined(__linux__)
-    void sleep_while(int generation) {
-        syscall(SYS_futex, &state_.generation, FUTEX_WAIT_PRIVATE, generation, nullptr, nullptr, 0);
+    // Lets other programs have this core now, when no item is held, lest the system take it while one is.
+    void give_way() {
+        if (now() - gave_way_ < STRETCH_NS) return;
+        sched_yield();
+        gave_way_ = now();
     }
 
-    void wake_sleepers() { syscall(SYS_futex, &state_.generation, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0); }
+#if defined(__linux__)
+    void sleep_while(uint32_t items) {
+        syscall(SYS_futex, &state_.done, FUTEX_WAIT_PRIVATE, items, nullptr, nullptr, 0);
+    }
+
+    void wake_sleepers() { syscall(SYS_futex, &state_.done, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0); }
 #else
-    void sleep_while(int) { sched_yield(); }
+    void sleep_while(uint32_t) { sched_yield(); }
 
     void wake_sleepers() {}
 #endif
@@ -196,5 +231,7 @@ private:
     TeamState& state_;
     Bytes expected_{nullptr, nullptr};
     const Rows some_rows_{0, -1};
-    int phase_ = 0;
+    int64_t loop_ = 0;  // how many syncs there were
+    uint32_t expected_items_ = 0;  // done when all loops so far are
+    int64_t gave_way_ = now();
 };

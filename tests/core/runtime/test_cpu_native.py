@@ -102,12 +102,14 @@ def test_native_logits_are_the_same_bits_alone(native: Worker, prompts: list[lis
 )
 @torch.inference_mode()
 def test_states_of_some_tokens_are_the_same_bits_as_those_of_all(native: Worker, rows: list[int]) -> None:
-    native.initialize_kv_cache(40)
+    native.initialize_kv_cache(100)
     runner, runtime, lengths = native.model_runner, native.runtime, [1, 1, 20, 33]
     tokens = np.random.default_rng(7).integers(0, 320, 33).tolist()
     for index, length in enumerate(lengths):
-        first_blocks = range(1 + 3 * index, 40, 12)[: len(runtime.kv_groups)]
-        blocks = [list(range(first, first + 3)) for first in first_blocks]
+        blocks = [
+            list(range(1 + 3 * index + 12 * group, 4 + 3 * index + 12 * group))
+            for group in range(len(runtime.kv_groups))
+        ]
         runner.batch.add(NewRequestData(index, tokens[:length], length, ResolvedSampling(), 0, blocks, 0))
     inputs = runner.batch.prepare(np.arange(4), np.array(lengths))
 
@@ -143,6 +145,24 @@ def test_native_logits_are_the_same_bits_in_steps_that_threads_share_out_by_rows
         torch.set_num_threads(threads)
     for expected, found in zip(in_small_steps, shared_out, strict=True):
         np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("chunk", [1, 60])
+def test_threads_that_come_late_to_their_work_change_no_bit(
+    native: Worker, prompts: list[list[int]], chunk: int
+) -> None:
+    """More threads than cores: at any time most have no core, and find others further on when they get one."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        expected = prompt_logprobs(native, prompts, chunk)
+        torch.set_num_threads(9)
+        for _ in range(3):
+            found = prompt_logprobs(native, prompts, chunk)
+            for one, other in zip(expected, found, strict=True):
+                np.testing.assert_array_equal(one, other)
+    finally:
+        torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
