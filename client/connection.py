@@ -372,7 +372,7 @@ class CoreConnection:
                 outputs = self._read()
                 if outputs is not None:
                     self._received.append(outputs)
-                elif not self._output.poll(_milliseconds(wait)):
+                elif not self._silent and not self._output.poll(_milliseconds(wait)):
                     self._silent = True
 
     def release(self) -> None:

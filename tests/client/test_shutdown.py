@@ -44,6 +44,19 @@ def test_a_shutdown_drains_what_is_in_flight_or_aborts_it(make_mp_bridge, timeou
             assert bridge.get_output().outputs == []
 
 
+def test_nothing_is_waited_for_behind_the_last_message_of_a_core(make_mp_bridge, monkeypatch):
+    connection = make_mp_bridge().client._connection
+    at_its_end = []
+
+    def noting(seconds):
+        at_its_end.append(connection.drained)
+        return 0
+
+    monkeypatch.setattr("corespan.client.connection._milliseconds", noting)
+    connection.stop(0.0)
+    assert connection.drained and not any(at_its_end)
+
+
 def test_without_a_timeout_the_configured_one_holds(make_mp_bridge):
     bridge = make_mp_bridge(step_seconds=0.001, parallel={"shutdown_timeout": DEADLINE})
     long = request("long", max_tokens=200)
