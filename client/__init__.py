@@ -1,72 +1,50 @@
 """The span between shell and core: clients, and the processes, sockets and restarts behind them."""
 
 import functools
-from typing import TYPE_CHECKING, Literal, overload
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ..protocol.config import VllmConfig
     from .async_client import AsyncMPClient
-    from .base import EngineCoreClient, SyncEngineCoreClient
+    from .base import SyncEngineCoreClient
     from .connection import ClientAddresses, Connection
 
 
-@overload
 def make_client(
-    multiprocess_mode: bool,
-    asyncio_mode: Literal[False],
-    vllm_config: "VllmConfig",
-    executor_class: str,
-    log_stats: bool,
-) -> "SyncEngineCoreClient": ...
+    multiprocess_mode: bool, vllm_config: "VllmConfig", executor_class: str, log_stats: bool
+) -> "SyncEngineCoreClient":
+    """A running core, in a process of its own or in this one, and the client for callers that may block.
+    `executor_class` is "package.module:Class".
 
-
-@overload
-def make_client(
-    multiprocess_mode: bool,
-    asyncio_mode: Literal[True],
-    vllm_config: "VllmConfig",
-    executor_class: str,
-    log_stats: bool,
-    client_addresses: "ClientAddresses | None" = None,
-    client_count: int = 1,
-    client_index: int = 0,
-) -> "AsyncMPClient": ...
-
-
-def make_client(
-    multiprocess_mode: bool,
-    asyncio_mode: bool,
-    vllm_config: "VllmConfig",
-    executor_class: str,
-    log_stats: bool,
-    client_addresses: "ClientAddresses | None" = None,
-    client_count: int = 1,
-    client_index: int = 0,
-) -> "EngineCoreClient":
-    """A running core and the client that fits. `executor_class` is "package.module:Class".
-
-    Of `client_count` asyncio clients of one core, the first (index 0) starts it; the others join with the addresses
-    that the first gives them.
-
-    Raises what the core's start raised, TimeoutError when it took longer than VLLM_ENGINE_READY_TIMEOUT_S,
-    NotImplementedError for asyncio in process, and ValueError where addresses and index do not fit or the core is to be
-    both shared and restarted.
+    Raises what the core's start raised, and TimeoutError when it took longer than VLLM_ENGINE_READY_TIMEOUT_S.
     """
     if not multiprocess_mode:
-        if asyncio_mode:
-            raise NotImplementedError("asyncio needs the core in a process of its own: multiprocess_mode=True")
         from .inproc import InprocClient
 
         return InprocClient(vllm_config, executor_class, log_stats)
-    _check_index(client_addresses, client_count, client_index)
-    connection = _connect(vllm_config, executor_class, log_stats, client_count, client_addresses)
-    if asyncio_mode:
-        from .async_client import AsyncMPClient
-
-        return AsyncMPClient(connection)
     from .sync_client import SyncMPClient
 
-    return SyncMPClient(connection)
+    return SyncMPClient(_connect(vllm_config, executor_class, log_stats, 1, None))
+
+
+def make_async_client(
+    vllm_config: "VllmConfig",
+    executor_class: str,
+    log_stats: bool,
+    client_addresses: "ClientAddresses | None" = None,
+    client_count: int = 1,
+    client_index: int = 0,
+) -> "AsyncMPClient":
+    """The same for asyncio, with the core in a process of its own.
+
+    Of `client_count` clients of one core, the first (index 0) starts it; the others join with the addresses that the
+    first gives them. Raises ValueError, too, where addresses and index do not fit or the core is to be both shared and
+    restarted.
+    """
+    from .async_client import AsyncMPClient
+
+    _check_index(client_addresses, client_count, client_index)
+    return AsyncMPClient(_connect(vllm_config, executor_class, log_stats, client_count, client_addresses))
 
 
 def _check_index(client_addresses: "ClientAddresses | None", client_count: int, client_index: int) -> None:

@@ -33,7 +33,7 @@ class AsyncMPClient(AsyncEngineCoreClient):
         self._call_ids = itertools.count()
 
     def client_addresses(self, client_index: int) -> ClientAddresses:
-        """For a further client of this one's core, in whatever process, to be passed to `make_client`."""
+        """For a further client of this one's core, in whatever process, to be passed to `make_async_client`."""
         return self._connection.addresses.of_client(client_index)
 
     async def get_output_async(self) -> EngineCoreOutputs:

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Se
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from ..client import make_client
+from ..client import make_async_client
 from ..client.async_client import AsyncMPClient
 from ..client.connection import ClientAddresses
 from ..protocol.config import VllmConfig
@@ -72,8 +72,8 @@ class AsyncLLM(EngineBase):
         """
 
         def connect(log_stats: bool) -> AsyncMPClient:
-            return make_client(
-                True, True, vllm_config, executor_class, log_stats, client_addresses, client_count, client_index
+            return make_async_client(
+                vllm_config, executor_class, log_stats, client_addresses, client_count, client_index
             )
 
         super().__init__(vllm_config, log_stats, stat_loggers, connect, client_index)

@@ -28,10 +28,10 @@ class EngineBase(EngineControls):
         vllm_config: VllmConfig,
         log_stats: bool,
         stat_loggers: Sequence[StatLoggerFactory],
-        make_client: Callable[[bool], EngineCoreClient],
+        connect: Callable[[bool], EngineCoreClient],
         client_index: int = 0,
     ) -> None:
-        """`make_client` starts or joins the core; its argument says whether the core is to send statistics.
+        """`connect` starts or joins the core; its argument says whether the core is to send statistics.
         `client_index`: which of the engines that share it this is.
 
         `stat_loggers` get statistics even with `log_stats` off, which stands for the default loggers then.
@@ -44,7 +44,7 @@ class EngineBase(EngineControls):
         self.tokenizer = get_tokenizer(vllm_config.model_config)
         self.log_stats = log_stats or bool(stat_loggers)
         self.tracer = make_tracer(vllm_config)
-        self.engine_core = make_client(self.log_stats or self.tracer is not None)
+        self.engine_core = connect(self.log_stats or self.tracer is not None)
         self.vllm_config = self.engine_core.vllm_config
         self.renderer = Renderer(self.vllm_config.model_config, self.tokenizer)
         self.input_processor = InputProcessor(self.vllm_config, self.tokenizer, self.renderer, client_index)

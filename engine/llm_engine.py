@@ -52,7 +52,7 @@ class LLMEngine(EngineBase):
         """
 
         def connect(log_stats: bool) -> EngineCoreClient:
-            return make_client(multiprocess_mode, False, vllm_config, executor_class, log_stats)
+            return make_client(multiprocess_mode, vllm_config, executor_class, log_stats)
 
         super().__init__(vllm_config, log_stats, stat_loggers, connect)
         self.turns = FairLock()

@@ -6,13 +6,13 @@ import threading
 import pytest
 from bridge import DEADLINE, FAKE_EXECUTOR, collect_async, fake_config, request, tokens_of
 
-from corespan.client import make_client
+from corespan.client import make_async_client
 from corespan.protocol.errors import EngineDeadError
 
 
 @pytest.fixture
 def client():
-    client = make_client(True, True, fake_config(), FAKE_EXECUTOR, False)
+    client = make_async_client(fake_config(), FAKE_EXECUTOR, False)
     yield client
     client.shutdown()
 
@@ -20,11 +20,6 @@ def client():
 async def generate(client, new):
     await client.add_request_async(new)
     return (await collect_async(client, new.request_id))[new.request_id]
-
-
-def test_asyncio_in_process_is_refused():
-    with pytest.raises(NotImplementedError, match="multiprocess_mode"):
-        make_client(False, True, fake_config(), FAKE_EXECUTOR, False)
 
 
 def test_a_second_event_loop_takes_over_from_one_that_has_ended(client):

@@ -3,7 +3,7 @@
 import pytest
 from bridge import FAKE_EXECUTOR, collect_async, fake_config, request, tokens_of
 
-from corespan.client import make_client
+from corespan.client import make_async_client
 from corespan.core.scheduler.request import core_request_id
 
 
@@ -29,9 +29,9 @@ def test_an_abort_between_two_requests_of_one_id_ends_the_first_alone(make_bridg
 @pytest.fixture
 def clients():
     config = fake_config(step_seconds=0.001)
-    first = make_client(True, True, config, FAKE_EXECUTOR, False, client_count=2)
+    first = make_async_client(config, FAKE_EXECUTOR, False, client_count=2)
     addresses = first.client_addresses(1)
-    second = make_client(True, True, config, FAKE_EXECUTOR, False, addresses, client_count=2, client_index=1)
+    second = make_async_client(config, FAKE_EXECUTOR, False, addresses, client_count=2, client_index=1)
     yield first, second
     second.shutdown()
     first.shutdown()

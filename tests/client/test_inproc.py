@@ -10,7 +10,7 @@ from corespan.client import make_client
 
 
 def inproc_client():
-    return make_client(False, False, fake_config(), FAKE_EXECUTOR, False)
+    return make_client(False, fake_config(), FAKE_EXECUTOR, False)
 
 
 def test_a_dropped_client_frees_its_executor():

@@ -8,13 +8,13 @@ import signal
 import pytest
 from bridge import DEADLINE, FAKE_EXECUTOR, collect_async, fake_config, request, tokens_of
 
-from corespan.client import make_client
+from corespan.client import make_async_client
 from corespan.client.connection import ClientAddresses
 from corespan.protocol.errors import EngineDeadError
 
 
 def new_client(**options):
-    return make_client(True, True, fake_config(step_seconds=0.001), FAKE_EXECUTOR, False, **options)
+    return make_async_client(fake_config(step_seconds=0.001), FAKE_EXECUTOR, False, **options)
 
 
 def run_second_client(connection):
@@ -105,7 +105,7 @@ def test_a_shared_core_and_restarts_are_refused_together():
     addresses = ClientAddresses(socket_dir="/nowhere", output_token=b"", client_index=1)
     for options in ({}, {"client_addresses": addresses, "client_index": 1}):
         with pytest.raises(ValueError, match="engine_restart is 3, client_count 2"):
-            make_client(True, True, config, FAKE_EXECUTOR, False, client_count=2, **options)
+            make_async_client(config, FAKE_EXECUTOR, False, client_count=2, **options)
 
 
 def run_first_client(connection):

@@ -8,7 +8,7 @@ import signal
 import psutil
 from bridge import DEADLINE, FAKE_EXECUTOR, collect_async, fake_config, request, tokens_of
 
-from corespan.client import make_client
+from corespan.client import make_async_client
 
 NUM_UNREAD, UNREAD_TOKENS = 16, 250
 TOLERANCE = 32 << 20  # bytes by which a process may grow meanwhile, which is 8 KiB for each token that nobody reads
@@ -33,7 +33,7 @@ def run_stopped_client(connection):
 
     async def run():
         addresses = connection.recv()
-        client = make_client(True, True, fake_config(), FAKE_EXECUTOR, False, addresses, 2, 1)
+        client = make_async_client(fake_config(), FAKE_EXECUTOR, False, addresses, 2, 1)
         await client.call_utility("pause_scheduler", "keep", False)
         for new in unread_requests():
             await client.add_request_async(new)
@@ -46,7 +46,7 @@ def run_stopped_client(connection):
 
 
 async def test_a_client_whose_process_is_stopped_holds_nobody_up_and_gets_everything_later():
-    client = make_client(True, True, fake_config(), FAKE_EXECUTOR, False, client_count=2)
+    client = make_async_client(fake_config(), FAKE_EXECUTOR, False, client_count=2)
     (core,) = await client.call_utility("collective_rpc", "pid")
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()

@@ -7,7 +7,7 @@ import pytest
 from bridge import DEADLINE, FAKE_EXECUTOR, Bridge, fake_config
 from leftovers import Leftovers
 
-from corespan.client import make_client
+from corespan.client import make_async_client
 from corespan.client.connection import ClientAddresses
 from corespan.protocol.errors import ProtocolError
 from corespan.protocol.sockets import TOKEN_BYTES
@@ -86,7 +86,7 @@ def test_a_process_that_is_no_core_cannot_be_joined(core_does, socket_root):
             socket_dir=folder, output_token=bytes(TOKEN_BYTES), client_index=1, core_pid=os.getpid()
         )
         with pytest.raises(TimeoutError, match="did not connect"):
-            make_client(True, True, fake_config(), FAKE_EXECUTOR, False, addresses, client_count=2, client_index=1)
+            make_async_client(fake_config(), FAKE_EXECUTOR, False, addresses, client_count=2, client_index=1)
     assert leftovers.found() == []
 
 

@@ -14,7 +14,7 @@ from fake_executor import KILL, RAISE
 from leftovers import Leftovers
 from zmq.utils.monitor import recv_monitor_message
 
-from corespan.client import make_client, zap
+from corespan.client import make_async_client, zap
 from corespan.protocol.config import ParallelConfig
 from corespan.protocol.errors import EngineDeadError
 from corespan.protocol.outputs import EngineCoreOutput, EngineCoreOutputs, FinishReason
@@ -239,4 +239,4 @@ def test_without_a_thread_for_the_authenticator_the_start_fails_at_once(kind, mo
 def test_several_clients_have_unix_sockets_only():
     config = fake_config(parallel={"core_address": LOOPBACK})
     with pytest.raises(ValueError, match="core_address is 'tcp://127.0.0.1'"):
-        make_client(True, True, config, FAKE_EXECUTOR, False, client_count=2)
+        make_async_client(config, FAKE_EXECUTOR, False, client_count=2)

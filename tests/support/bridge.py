@@ -9,7 +9,7 @@ from typing import Any
 from deadlines import DEADLINE
 from fake_executor import VOCAB_SIZE, expected_tokens
 
-from corespan.client import make_client
+from corespan.client import make_async_client, make_client
 from corespan.client.base import AsyncEngineCoreClient
 from corespan.protocol.config import CacheConfig, ModelConfig, ParallelConfig, SchedulerConfig, VllmConfig
 from corespan.protocol.outputs import EngineCoreOutputs, FinishReason
@@ -74,12 +74,9 @@ class Bridge:
     def __init__(self, kind: str, executor_class: str = FAKE_EXECUTOR, **options: Any) -> None:
         self.kind = kind
         self.loop: asyncio.AbstractEventLoop | None = None
-        self.client: Any = make_client(
-            kind != "inproc",
-            kind == "async_mp",  # type: ignore[arg-type]
-            fake_config(**options),
-            executor_class,
-            True,
+        arguments = fake_config(**options), executor_class, True
+        self.client: Any = (
+            make_async_client(*arguments) if kind == "async_mp" else make_client(kind != "inproc", *arguments)
         )
         if kind == "async_mp":
             self.loop = asyncio.new_event_loop()
