@@ -190,9 +190,9 @@ class Receiver:
         if self._connection.is_fork:
             return
         self._connection.stop(drain_timeout)
-        self._in_loop(self._let_go)
+        self._in_loop(self._detach)
 
-    def _let_go(self) -> None:
+    def _detach(self) -> None:
         """The sockets are closed only once the loop does not watch them: others may get their descriptors."""
         while (received := self._connection.receive_nowait()) is not None:
             self._dispatch(received)

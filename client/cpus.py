@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..shared.control_groups import own_groups, read
+from ..shared.cgroups import own_groups, read
 
 _NODES = Path("/sys/devices/system/node")
 

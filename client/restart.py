@@ -51,7 +51,7 @@ class RestartingConnection:
         self._lock = threading.RLock()  # guards everything here but the wait for a message
         self._closing = threading.Event()
         self._restarts: deque[float] = deque()  # when each began
-        self._num_fruitless = 0  # restarts since the last token
+        self._num_futile = 0  # restarts since the last message of a core
         self._restarting = False
         self._successor: CoreConnection | None = None
         self.released = False
@@ -182,7 +182,7 @@ class RestartingConnection:
         return received
 
     def _record(self, outputs: EngineCoreOutputs) -> None:
-        self._num_fruitless = 0
+        self._num_futile = 0
         self._unfinished.record(outputs)
         if outputs.utility_output is not None:
             self._record_answer(outputs.utility_output)
@@ -225,8 +225,8 @@ class RestartingConnection:
     def _start_again(self) -> CoreConnection | None:
         while self._has_restarts_left() and not self._closing.is_set():
             self._restarts.append(time.monotonic())
-            delay = min(FIRST_DELAY * 2 ** (self._num_fruitless - 1), LONGEST_DELAY) if self._num_fruitless else 0.0
-            self._num_fruitless += 1
+            delay = min(FIRST_DELAY * 2 ** (self._num_futile - 1), LONGEST_DELAY) if self._num_futile else 0.0
+            self._num_futile += 1
             logger.warning("Starting a new engine core (%d of %d)", len(self._restarts), self._limit)
             if self._closing.wait(delay):
                 break

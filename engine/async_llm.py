@@ -24,7 +24,7 @@ from .metrics.stats import IterationStats
 from .output_handler import OutputHandler
 from .outputs.output_collector import RequestOutputCollector
 from .outputs.request_output import RequestOutput
-from .prompt_stream import PromptStreamError, first_piece, send_pieces, unasked
+from .prompt_stream import PromptStreamError, empty_answer, first_piece, send_pieces
 from .requests.input_processor import refuse_lora
 from .requests.prepared_request import PreparedRequest
 from .requests.streaming_input import StreamingInput, as_piece
@@ -200,7 +200,7 @@ class AsyncLLM(EngineBase):
                 raise ValueError("a prompt that comes in pieces cannot move to a new core; use engine_restart=0")
             if (piece := await first_piece(prompt, params)) is None:
                 self.input_processor.check(request_id, params)
-                return unasked(request_id, params)
+                return empty_answer(request_id, params)
             prepared = await process(piece)
             as_piece(prepared.request, prepared.request.cache_salt)
         else:

@@ -56,8 +56,8 @@ class LLMEngine(EngineBase):
 
         super().__init__(vllm_config, log_stats, stat_loggers, connect)
         self.turns = FairLock()
-        self._halted = False  # by pause_generation() or sleep()
-        self._drained: list[RequestOutput] = []  # for the next step()
+        self._paused = False  # by pause_generation() or sleep()
+        self._held_outputs: list[RequestOutput] = []  # for the next step()
         if not multiprocess_mode:
             self.model_executor = self.engine_core.engine_core.executor  # type: ignore[attr-defined]
 
@@ -155,9 +155,9 @@ class LLMEngine(EngineBase):
         Returns an empty list at once when nothing is unfinished, or the engine is paused or asleep and nothing would
         come. Raises EngineDeadError.
         """
-        if self._drained or not self.has_unfinished_requests():
-            drained, self._drained = self._drained, []
-            return drained
+        if self._held_outputs or not self.has_unfinished_requests():
+            held, self._held_outputs = self._held_outputs, []
+            return held
         if self.is_stalled():
             return []
         outputs = self.engine_core.get_output()
@@ -172,7 +172,7 @@ class LLMEngine(EngineBase):
 
     def has_unfinished_requests(self) -> bool:
         """Whether `step` has something to bring."""
-        return bool(self._drained) or self.output_processor.has_unfinished_requests()
+        return bool(self._held_outputs) or self.output_processor.has_unfinished_requests()
 
     def get_num_unfinished_requests(self) -> int:
         """Each of a request's n answers counts."""
@@ -185,17 +185,17 @@ class LLMEngine(EngineBase):
         What ends a request here comes out of the next `step()`.
         """
         self.engine_core.pause_scheduler(mode, clear_cache)
-        self._halted = True
+        self._paused = True
 
     @takes_turns
     def resume_generation(self) -> None:
         self.engine_core.resume_scheduler()
-        self._halted = False
+        self._paused = False
 
     @takes_turns
     def is_stalled(self) -> bool:
         """Whether the engine is paused or asleep, and nothing will come out of it before it is woken."""
-        if self._drained or not self._halted:
+        if self._held_outputs or not self._paused:
             return False
         running, waiting = self.engine_core.get_request_counts()
         held = self.engine_core.num_held_requests
@@ -209,22 +209,22 @@ class LLMEngine(EngineBase):
         paused or asleep and nothing would come.
         """
         deadline = time.monotonic() + as_seconds("drain_timeout", drain_timeout)
-        drained, self._drained = self._drained, []
+        held, self._held_outputs = self._held_outputs, []
         try:
             while (remaining := self.get_num_unfinished_requests()) > 0:
                 if time.monotonic() >= deadline:
                     raise TimeoutError(f"{remaining} requests are still in flight after {drain_timeout} s")
                 if self.is_stalled():
                     raise TimeoutError(f"{remaining} requests are still in flight, and the engine is paused or asleep")
-                drained += self.step()
+                held += self.step()
         finally:
-            self._drained = drained
+            self._held_outputs = held
 
     @takes_turns
     def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
         """Pauses, then gives memory back: level 0 none, 1 the KV cache's, 2 the weights' too. New requests queue."""
         self.engine_core.sleep(level, mode)
-        self._halted = True
+        self._paused = True
         self._record_sleep_state(1, level)
 
     @takes_turns
@@ -232,7 +232,7 @@ class LLMEngine(EngineBase):
         """Takes memory back, all of it or what `tags` names ("weights", "kv_cache"); goes on once it is complete."""
         self.engine_core.wake_up(tags)
         if not self.engine_core.is_sleeping():
-            self._halted = False
+            self._paused = False
             self._record_sleep_state(0, 0)
 
     def get_metrics(self) -> "list[Metric]":

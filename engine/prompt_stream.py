@@ -17,7 +17,7 @@ from .outputs.output_collector import RequestOutputCollector
 from .outputs.output_processor import OutputProcessor
 from .outputs.request_output import CompletionOutput, RequestOutput
 from .requests.prepared_request import PreparedRequest
-from .requests.streaming_input import StreamingInput, as_piece, check_streamable, settled
+from .requests.streaming_input import StreamingInput, as_piece, check_streamable, with_params
 
 _END = object()
 
@@ -31,12 +31,12 @@ class PromptStreamError(Exception):
 
 
 async def first_piece(pieces: AsyncIterator[Any], params: SamplingParams) -> StreamingInput | None:
-    """The piece that opens the request, with its params settled. None where there is none: see `unasked`."""
+    """The piece that opens the request, with its params. None where there is none: see `empty_answer`."""
     piece = await _next_piece(pieces)
-    return None if piece is _END else settled(piece, params)
+    return None if piece is _END else with_params(piece, params)
 
 
-def unasked(request_id: str, params: SamplingParams) -> RequestOutputCollector:
+def empty_answer(request_id: str, params: SamplingParams) -> RequestOutputCollector:
     """The outputs of a request whose prompt has ended before it began: one, finished and empty."""
     check_streamable(params)
     has_logprobs = params.num_logprobs is not None
@@ -68,7 +68,7 @@ async def send_pieces(
     try:
         while (piece := await _next_piece(pieces)) is not _END:
             await collector.unanswered_pieces.acquire()
-            prepared = await process(settled(piece, opening.params))
+            prepared = await process(with_params(piece, opening.params))
             request = as_piece(prepared.request, first.cache_salt)
             request.request_id, request.external_req_id = first.request_id, first.external_req_id
             if not processor.extend_session(request, prepared.prompt):

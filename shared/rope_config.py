@@ -14,7 +14,7 @@ _READ_BY_KIND: dict[str, tuple[str, ...]] = {
 _LAYER_THETAS = {"gemma3_text": {"full_attention": 1000000.0, "sliding_attention": 10000.0}}
 """Model types whose types of layers turn by settings of their own, with the thetas that go for what is not stated."""
 _FOREIGN_THETAS = ("rotary_emb_base", "rotary_base", "rope_base")  # other families' names; nobody reads them in these
-_SHARES = ("partial_rotary_factor", "rotary_pct", "rope_pct", "rotary_emb_fraction")
+_PARTIAL_ROTARY = ("partial_rotary_factor", "rotary_pct", "rope_pct", "rotary_emb_fraction")
 _INTERLEAVED = ("rope_interleave", "rope_interleaved", "rotary_interleaved", "rotary_emb_interleaved")
 
 
@@ -42,7 +42,15 @@ def read_rope_config(hf_config: Mapping[str, Any]) -> RopeConfig:
         raise ValueError(f"rope_type is {kind!r}; supported are {', '.join(map(repr, _READ_BY_KIND))}")
     _check_unscaled(hf_config, where, parameters)
     theta = _theta(hf_config, where, parameters)
-    known = {"rope_type", "type", "rope_theta", *_FOREIGN_THETAS, *_SHARES, *_INTERLEAVED, *_READ_BY_KIND[kind]}
+    known = {
+        "rope_type",
+        "type",
+        "rope_theta",
+        *_FOREIGN_THETAS,
+        *_PARTIAL_ROTARY,
+        *_INTERLEAVED,
+        *_READ_BY_KIND[kind],
+    }
     for name, value in parameters.items():
         if name not in known and value is not None:
             raise ValueError(f"{where}.{name} is {value!r}, which a rope_type of {kind!r} does not read")
@@ -136,7 +144,7 @@ def _scaling_dict(hf_config: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]
 def _check_unscaled(hf_config: Mapping[str, Any], where: str, parameters: Mapping[str, Any]) -> None:
     """Raises ValueError where a part of each head is to be rotated, or neighbouring channels and not its halves."""
     for prefix, settings in (("", hf_config), (f"{where}.", parameters)):
-        for name in _SHARES:
+        for name in _PARTIAL_ROTARY:
             if (share := settings.get(name)) is not None and (isinstance(share, bool) or share != 1):
                 raise ValueError(f"{prefix}{name} is {share!r}; only whole heads can be rotated")
         for name in _INTERLEAVED:

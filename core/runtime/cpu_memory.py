@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import psutil
 import torch
 
-from ...shared.control_groups import own_groups, read
+from ...shared.cgroups import own_groups, read
 from ..models.spec import ModelSpec
 
 _CACHE_SHARE = 0.5

@@ -70,8 +70,8 @@ def filled_folder(folder: Path, prefix: str, replace: bool) -> Iterator[Path]:
         shutil.rmtree(staging, ignore_errors=True)
 
 
-def is_intact(folder: Path, thoroughly: bool = False) -> bool:
-    """Whether the folder is there with all its files, by their sizes, `thoroughly` by their checksums too.
+def is_intact(folder: Path, verify: bool = False) -> bool:
+    """Whether the folder is there with all its files, by their sizes; with `verify` by their checksums too.
 
     A folder without checksums counts as intact if it holds anything.
     """
@@ -80,7 +80,7 @@ def is_intact(folder: Path, thoroughly: bool = False) -> bool:
         if MANIFEST not in names:
             return bool(names)
         known: dict[str, tuple[int, str]] = json.loads((folder / MANIFEST).read_bytes())
-        return all(_is_as_known(folder / name, size, sha256, thoroughly) for name, (size, sha256) in known.items())
+        return all(_is_as_known(folder / name, size, sha256, verify) for name, (size, sha256) in known.items())
     except (OSError, ValueError, TypeError, AttributeError):
         return False
 
@@ -90,8 +90,8 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _is_as_known(path: Path, size: int, sha256: str, thoroughly: bool) -> bool:
-    return path.stat().st_size == size and (not thoroughly or sha256_of(path) == sha256)
+def _is_as_known(path: Path, size: int, sha256: str, verify: bool) -> bool:
+    return path.stat().st_size == size and (not verify or sha256_of(path) == sha256)
 
 
 def _write_manifest(folder: Path) -> None:

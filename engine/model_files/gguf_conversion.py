@@ -50,7 +50,7 @@ def converted(path: Path, with_tokenizer: bool, verify: bool = False) -> Path:
 def _kept_conversion(path: Path, parent: Path, names: list[str], with_tokenizer: bool, verify: bool) -> Path:
     """One of the folders of these `names`, the last of which is made where none is intact."""
     for folder in (parent / name for name in names):
-        if is_intact(folder, thoroughly=verify):
+        if is_intact(folder, verify=verify):
             return folder
     metadata = read_metadata(path)
     with filled_folder(folder, prefix=".converting-", replace=folder.is_dir()) as content:

@@ -53,7 +53,7 @@ def pull(name: str, revision: str | None = None, verify: bool = False) -> Path:
 
 
 def _is_usable(name: str, folder: Path, verify: bool) -> bool:
-    if not is_intact(folder, thoroughly=verify):
+    if not is_intact(folder, verify=verify):
         return False
     source = SHORT_NAMES[name].source
     file = folder / source.file

@@ -49,7 +49,7 @@ def _refuse(parameter: str, value: object, legal: str) -> None:
     raise VLLMValidationError(message, parameter=parameter, value=value)
 
 
-def settled(piece: Any, params: SamplingParams) -> StreamingInput:
+def with_params(piece: Any, params: SamplingParams) -> StreamingInput:
     """`piece` with params that suit those the request began with. Raises TypeError and VLLMValidationError."""
     if not isinstance(piece, StreamingInput):
         raise TypeError(f"a prompt's generator must yield StreamingInput, not {type(piece).__name__}")

@@ -19,7 +19,7 @@ _TRUNCATIONS: dict[bool | str | None, str | None] = {
     **{name: name for name in ("longest_first", "only_first", "only_second")},
     **dict.fromkeys((None, False, "do_not_truncate")),
 }
-_HARDLY_A_LENGTH = int(1e20)  # transformers' bound above which a model_max_length means that there is none
+_LARGEST_LENGTH = int(1e20)  # transformers' bound above which a model_max_length means that there is none
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Lengths:
     pad_type_id: int = 0
 
     @property
-    def are_as_they_come(self) -> bool:
+    def change_nothing(self) -> bool:
         return self.padding is None and self.truncation is None
 
 
@@ -60,7 +60,7 @@ def resolve_lengths(
         truncation = True
     pads, cuts = _PADDINGS[padding], _TRUNCATIONS[truncation]
     if max_length is None:
-        if model_max_length > _HARDLY_A_LENGTH:
+        if model_max_length > _LARGEST_LENGTH:
             pads, cuts = (None if pads == "max_length" else pads), None
         elif cuts is not None or pads == "max_length":
             max_length = model_max_length

@@ -46,7 +46,7 @@ class Tokenizer:
 
     def __init__(self, backend: "tokenizers.Tokenizer", settings: TokenizerSettings | None = None) -> None:
         settings = settings or TokenizerSettings()
-        self._take_over(settings)
+        self._apply_settings(settings)
         self.backend_tokenizer = backend
         backend.no_truncation()
         backend.no_padding()
@@ -57,7 +57,7 @@ class Tokenizer:
         """The ids that decoding with `skip_special_tokens` leaves out."""
         self._cutting_backend = CuttingBackend(backend)
 
-    def _take_over(self, settings: TokenizerSettings) -> None:
+    def _apply_settings(self, settings: TokenizerSettings) -> None:
         self.name_or_path = settings.name_or_path
         self.chat_template = settings.chat_template
         self.model_max_length = settings.model_max_length
@@ -227,7 +227,7 @@ class Tokenizer:
         lengths = self._lengths(padding, truncation, max_length, stride, pad_to_multiple_of, padding_side)
         split = self.split_special_tokens if split_special_tokens is None else split_special_tokens
         options = {"add_special_tokens": add_special_tokens, "is_pretokenized": is_split_into_words}
-        if lengths.are_as_they_come and split == self.backend_tokenizer.encode_special_tokens:
+        if lengths.change_nothing and split == self.backend_tokenizer.encode_special_tokens:
             sources = list(self.backend_tokenizer.encode_batch(inputs, **options))
         else:
             sources = self._cutting_backend.encode_batch(inputs, lengths, split, options)

@@ -43,7 +43,7 @@ class TransformersTokenizer(Tokenizer):
 
     def __init__(self, inner: Any, settings: TokenizerSettings) -> None:
         self.inner = inner
-        self._take_over(settings)
+        self._apply_settings(settings)
         self.skipped_ids = frozenset(inner.all_special_ids)
 
     def __getattr__(self, name: str) -> Any:

@@ -9,7 +9,7 @@ import pytest
 
 import corespan
 from corespan.client import cpus, process
-from corespan.shared import control_groups
+from corespan.shared import cgroups
 
 V1 = "3:cpu,cpuacct:{}\n2:memory:{}"
 V2 = "0::{}"
@@ -18,8 +18,8 @@ V2 = "0::{}"
 @pytest.fixture
 def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of control groups, still without any, of a process that may run on 8 cores."""
-    monkeypatch.setattr(control_groups, "OWN_GROUPS", tmp_path / "own")
-    monkeypatch.setattr(control_groups, "ROOT", tmp_path / "cgroup")
+    monkeypatch.setattr(cgroups, "OWN_GROUPS", tmp_path / "own")
+    monkeypatch.setattr(cgroups, "ROOT", tmp_path / "cgroup")
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
     return tmp_path
 

@@ -7,7 +7,7 @@ import psutil
 import pytest
 
 from corespan.core.runtime import cpu_memory as memory
-from corespan.shared import control_groups
+from corespan.shared import cgroups
 
 HOST = 64 << 30
 
@@ -15,8 +15,8 @@ HOST = 64 << 30
 @pytest.fixture
 def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where control groups are looked for, on a host with 64 GiB to spare; still without any."""
-    monkeypatch.setattr(control_groups, "OWN_GROUPS", tmp_path / "own")
-    monkeypatch.setattr(control_groups, "ROOT", tmp_path / "cgroup")
+    monkeypatch.setattr(cgroups, "OWN_GROUPS", tmp_path / "own")
+    monkeypatch.setattr(cgroups, "ROOT", tmp_path / "cgroup")
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=HOST))
     return tmp_path
 
