@@ -27,6 +27,7 @@ _EXPORTS = {
     "RequestOutputKind": ".protocol.params",
     "StructuredOutputsParams": ".protocol.structured_outputs",
     "RepetitionDetectionParams": ".protocol.repetition",
+    "LoRARequest": ".protocol.lora",
     "EngineDeadError": ".protocol.errors",
     "EngineGenerateError": ".protocol.errors",
     "VLLMValidationError": ".protocol.errors",
@@ -65,6 +66,7 @@ if TYPE_CHECKING:
     from .protocol.errors import EngineDeadError as EngineDeadError
     from .protocol.errors import EngineGenerateError as EngineGenerateError
     from .protocol.errors import VLLMValidationError as VLLMValidationError
+    from .protocol.lora import LoRARequest as LoRARequest
     from .protocol.params import BeamSearchParams as BeamSearchParams
     from .protocol.params import RequestOutputKind as RequestOutputKind
     from .protocol.params import SamplingParams as SamplingParams

@@ -4,10 +4,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from ..protocol.config import VllmConfig
 from ..protocol.errors import EngineDeadError
+from ..protocol.lora import LoRARequest
 from ..protocol.outputs import EngineCoreOutputs
-from ..protocol.param_checks import as_bool, as_seconds, reject
+from ..protocol.param_checks import as_bool, as_seconds, int_at_least, reject
 from ..protocol.pausing import PauseMode
 from ..protocol.requests import EngineCoreRequest
 
@@ -88,6 +91,19 @@ class EngineCoreClient(ABC):
         if not isinstance(profile_prefix, str | None):
             reject("profile_prefix", profile_prefix, "None or a string")
         return self.call_utility("profile", is_start, profile_prefix)
+
+    def add_lora(self, lora_request: LoRARequest) -> Any:
+        """Sees to it that the adapter is in memory; the digest of its weights. `lora_path` is absolute."""
+        return self.call_utility("add_lora", msgspec.to_builtins(lora_request))
+
+    def remove_lora(self, lora_int_id: int) -> Any:
+        return self.call_utility("remove_lora", int_at_least("lora_int_id", lora_int_id, 1))
+
+    def pin_lora(self, lora_int_id: int) -> Any:
+        return self.call_utility("pin_lora", int_at_least("lora_int_id", lora_int_id, 1))
+
+    def list_loras(self) -> Any:
+        return self.call_utility("list_loras")
 
     def collective_rpc(
         self,

@@ -1,4 +1,5 @@
-"""What a new core must be told to go on where a dead one stopped: unfinished requests, and whether it was paused."""
+"""What a new core must be told to go on where a dead one stopped: unfinished requests, adapters, and whether it was
+paused."""
 
 import enum
 from collections.abc import Iterable, Sequence
@@ -6,6 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from ..protocol.lora import LoRARequest
 from ..protocol.outputs import EngineCoreOutputs
 from ..protocol.pausing import SLEEP_LEVELS
 from ..protocol.requests import EngineCoreRequest
@@ -131,6 +133,36 @@ class UnfinishedRequests:
 
     def _possibly_running(self) -> list[Entry]:
         return list(self._entries.values())[: self._max_num_seqs]
+
+
+class AdapterMirror:
+    """The adapters that the core has read, so far as it has answered its client: a new core is to read them too. Those
+    beyond `capacity` it reads when a request asks for them. Not thread-safe."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._added: dict[int, list[object]] = {}  # the argument of add_lora, by lora_int_id
+        self._pinned: set[int] = set()
+
+    def record(self, method: str, args: Sequence[object]) -> None:
+        """The core has carried out this call."""
+        if method == "add_lora":
+            request = msgspec.convert(args[0], LoRARequest)
+            self._added.pop(request.lora_int_id, None)
+            self._added[request.lora_int_id] = list(args)
+            spare = [each for each in self._added if each not in self._pinned]
+            for lora_int_id in spare[: max(len(self._added) - self._capacity, 0)]:
+                del self._added[lora_int_id]
+        elif method == "pin_lora":
+            self._pinned.add(int(args[0]))  # type: ignore[call-overload]
+        elif method == "remove_lora":
+            self._added.pop(int(args[0]), None)  # type: ignore[call-overload]
+            self._pinned.discard(int(args[0]))  # type: ignore[call-overload]
+
+    def calls(self) -> list[tuple[str, list[object]]]:
+        """What to ask of a new core."""
+        pins: list[tuple[str, list[object]]] = [("pin_lora", [each]) for each in self._pinned if each in self._added]
+        return [("add_lora", args) for args in self._added.values()] + pins
 
 
 class PauseMirror:

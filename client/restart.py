@@ -20,7 +20,7 @@ from ..protocol.errors import EngineDeadError
 from ..protocol.outputs import EngineCoreOutput, EngineCoreOutputs, FinishReason, UtilityOutput
 from ..protocol.requests import EngineCoreRequest, UtilityRequest
 from .connection import ClientAddresses, CoreConnection
-from .replay import PauseMirror, UnfinishedRequests
+from .replay import AdapterMirror, PauseMirror, UnfinishedRequests
 
 logger = logging.getLogger("corespan.client")
 
@@ -44,6 +44,8 @@ class RestartingConnection:
         fcfs = vllm_config.scheduler_config.policy == "fcfs"
         self._unfinished = UnfinishedRequests(vllm_config.scheduler_config.max_num_seqs if fcfs else None)
         self._pause = PauseMirror()
+        lora_config = vllm_config.lora_config
+        self._adapters = AdapterMirror(0 if lora_config is None else lora_config.max_cpu_loras)
         self._unanswered: dict[int, UtilityRequest] = {}  # calls that the present core has got
         self._waiting_calls: list[UtilityRequest] = []  # for the next core
         self._own_messages: deque[EngineCoreOutputs] = deque()  # what becomes of a dead core's requests and calls
@@ -193,8 +195,9 @@ class RestartingConnection:
         if answer.failure_message is None:
             if call is not None:
                 self._pause.record(call.method, call.args)
+                self._adapters.record(call.method, call.args)
         elif answer.call_id == OWN_CALL_ID:
-            logger.error("The new engine core is not paused as the old one was: %s", answer.failure_message)
+            logger.error("The new engine core is not as the old one was: %s", answer.failure_message)
 
     # A restart
 
@@ -249,7 +252,7 @@ class RestartingConnection:
         dead, self.current = self.current, successor
         dead.release()
         with contextlib.suppress(EngineDeadError):  # then the next one is told the same
-            for method, args in self._pause.calls():
+            for method, args in [*self._adapters.calls(), *self._pause.calls()]:
                 successor.call(UtilityRequest(0, OWN_CALL_ID, method, args))
         self._send_due()
         calls, self._waiting_calls = self._waiting_calls, []

@@ -10,8 +10,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
+import msgspec
+
 from ..protocol.config import VllmConfig
 from ..protocol.errors import as_error_of, errors_of, may_be_ctrl_c, text_of
+from ..protocol.lora import NO_ADAPTERS, LoRARequest
 from ..protocol.outputs import EngineCoreOutput, EngineCoreOutputs, FinishReason
 from ..protocol.pausing import PAUSE_MODES, SLEEP_LEVELS, WAKE_UP_TAGS, PauseMode
 from ..protocol.requests import EngineCoreRequest
@@ -31,13 +34,17 @@ logger = logging.getLogger("corespan.core")
 
 UTILITIES = frozenset(
     {
+        "add_lora",
         "collective_rpc",
         "get_request_counts",
         "get_supported_tasks",
         "is_scheduler_paused",
         "is_sleeping",
+        "list_loras",
         "pause_scheduler",
+        "pin_lora",
         "profile",
+        "remove_lora",
         "reset_prefix_cache",
         "resume_scheduler",
         "sleep",
@@ -111,6 +118,8 @@ class EngineCore:
         Raises ValueError for a request that the model cannot take.
         """
         check_request(request, self.vllm_config.model_config)
+        if request.adapter is not None and self.vllm_config.lora_config is None:
+            raise ValueError(NO_ADAPTERS)
         prepared = Request.from_engine_core_request(request, self._block_hasher)
         self.structured_output_manager.grammar_init(prepared)
         return prepared
@@ -296,6 +305,24 @@ class EngineCore:
 
     def is_sleeping(self) -> bool:
         return self.executor.is_sleeping or self.is_scheduler_paused()
+
+    def add_lora(self, lora_request: object) -> str:
+        """Sees to it that the adapter is in memory; the digest of its weights. `lora_request`: as plain data.
+
+        Raises ValueError for one that cannot be used.
+        """
+        digests = self.executor.collective_rpc("add_lora", args=(msgspec.convert(lora_request, LoRARequest),))
+        return str(digests[0])
+
+    def remove_lora(self, lora_int_id: int) -> bool:
+        return all(self.executor.collective_rpc("remove_lora", args=(lora_int_id,)))
+
+    def pin_lora(self, lora_int_id: int) -> bool:
+        """Raises ValueError for an adapter that is not in memory."""
+        return all(self.executor.collective_rpc("pin_lora", args=(lora_int_id,)))
+
+    def list_loras(self) -> list[int]:
+        return list(self.executor.collective_rpc("list_loras")[0])
 
     def profile(self, is_start: bool = True, profile_prefix: str | None = None) -> list[str | None]:
         """Stopping returns the paths of the traces, one a worker."""

@@ -13,6 +13,7 @@ from ..client.async_client import AsyncMPClient
 from ..client.connection import ClientAddresses
 from ..protocol.config import VllmConfig
 from ..protocol.errors import EngineDeadError, EngineGenerateError, raised_in, text_of
+from ..protocol.lora import LoadedAdapter, LoRARequest
 from ..protocol.param_checks import as_seconds, reject
 from ..protocol.params import SamplingParams
 from ..protocol.pausing import PauseMode
@@ -25,7 +26,6 @@ from .output_handler import OutputHandler
 from .outputs.output_collector import RequestOutputCollector
 from .outputs.request_output import RequestOutput
 from .prompt_stream import PromptStreamError, empty_answer, first_piece, send_pieces
-from .requests.input_processor import refuse_lora
 from .requests.prepared_request import PreparedRequest
 from .requests.streaming_input import StreamingInput, as_piece
 from .text.prompts import PromptType
@@ -124,7 +124,7 @@ class AsyncLLM(EngineBase):
         request_id: str,
         *,
         prompt_text: str | None = None,
-        lora_request: None = None,
+        lora_request: LoRARequest | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
         trace_headers: Mapping[str, str] | None = None,
         priority: int = 0,
@@ -176,7 +176,7 @@ class AsyncLLM(EngineBase):
         prompt: PromptType | PreparedRequest | AsyncIterator[StreamingInput],
         params: SamplingParams,
         arrival_time: float | None = None,
-        lora_request: None = None,
+        lora_request: LoRARequest | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
         trace_headers: Mapping[str, str] | None = None,
         priority: int = 0,
@@ -188,7 +188,7 @@ class AsyncLLM(EngineBase):
         A `PreparedRequest` in place of a prompt keeps its own id and params, and `prompt_text` is then its text.
         """
         self._ensure_alive()
-        refuse_lora(lora_request)
+        self.adapters.require_enabled(lora_request)
         if data_parallel_rank not in (None, 0):
             reject("data_parallel_rank", data_parallel_rank, "None or 0: there is one engine")
         self._output_handler.ensure_running()
@@ -205,6 +205,9 @@ class AsyncLLM(EngineBase):
             as_piece(prepared.request, prepared.request.cache_salt)
         else:
             prepared = await process(StreamingInput(prompt, params))  # type: ignore[arg-type]
+        if lora_request is not None:
+            resolved = self.adapters.resolved(lora_request)
+            prepared.request.adapter = self.adapters.find(resolved) or await self._load_adapter(resolved)
         collector = await self._add(prepared)
         if isinstance(prompt, AsyncIterator):
             sending = send_pieces(
@@ -212,6 +215,19 @@ class AsyncLLM(EngineBase):
             )
             collector.input_task = asyncio.create_task(sending, name=f"corespan-prompt-{request_id}")
         return collector
+
+    async def add_lora(self, lora_request: LoRARequest) -> bool:
+        """Reads an adapter, or says that it is still wanted. Raises ValueError for one that cannot be used."""
+        self._output_handler.ensure_running()
+        await self._load_adapter(self.adapters.resolved(lora_request))
+        return True
+
+    async def list_loras(self) -> set[int]:
+        """The numbers of the adapters in memory."""
+        return set(await self.engine_core.list_loras())
+
+    async def _load_adapter(self, resolved: LoRARequest) -> LoadedAdapter:
+        return self.adapters.enter(resolved, await self.engine_core.add_lora(resolved))
 
     async def abort(self, request_id: str | Iterable[str], internal: bool = False) -> None:
         """Ends requests, named by the caller's ids or internal ones; unknown ids are ignored.

@@ -10,16 +10,20 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ..protocol.errors import EngineGenerateError
+from ..protocol.lora import LoRARequest
 from ..protocol.param_checks import int_at_least, reject_type
 from ..protocol.params import BeamSearchParams, SamplingParams
 from .llm_engine import LLMEngine
 from .outputs.logprobs import Logprob
 from .outputs.request_output import RequestOutput
 from .progress import UseTqdm, progress
-from .text.prompts import PromptType, to_prompt_list
+from .text.prompts import PromptType
 
-Generate = Callable[[Sequence[PromptType], SamplingParams, Sequence[int] | None], list[RequestOutput]]
-"""One output a prompt. Under a grammar each prompt comes with how many tokens at its end are the beam's."""
+Generate = Callable[
+    [Sequence[PromptType], SamplingParams, Sequence[LoRARequest | None], Sequence[int] | None], list[RequestOutput]
+]
+"""One output a prompt, each with its adapter. Under a grammar each prompt comes with how many tokens at its end are the
+beam's."""
 
 
 @dataclass(slots=True)
@@ -45,8 +49,9 @@ class BeamSearchOutput:
 def beam_search(
     engine: LLMEngine,
     generate: Generate,
-    prompts: PromptType | Sequence[PromptType],
+    prompts: Sequence[PromptType],
     params: BeamSearchParams,
+    lora_requests: Sequence[LoRARequest | None],
     use_tqdm: UseTqdm = False,
     concurrency_limit: int | None = None,
 ) -> list[BeamSearchOutput]:
@@ -63,7 +68,10 @@ def beam_search(
     # A grammar allows an end token where the text may end, and nothing behind it.
     ignores_ends = params.ignore_eos and params.structured_outputs is None
     end_tokens = set() if ignores_ends else engine.input_processor.resolver.end_token_ids
-    searches = [_make_search(engine, prompt, params, end_tokens) for prompt in to_prompt_list(prompts)]
+    searches = [
+        _make_search(engine, prompt, params, end_tokens, lora_request)
+        for prompt, lora_request in zip(prompts, lora_requests, strict=True)
+    ]
     for group in _groups(searches, concurrency_limit or len(searches)):
         for _ in progress(range(params.max_tokens), params.max_tokens, use_tqdm, "Beam search"):
             group = [search for search in group if not search.done]
@@ -76,9 +84,10 @@ def beam_search(
 def _step(engine: LLMEngine, generate: Generate, searches: Sequence["_Search"]) -> None:
     """Extends every beam of `searches` by one token, in one batch."""
     prompts: list[PromptType] = [{"prompt_token_ids": beam.tokens} for search in searches for beam in search.beams]
+    lora_requests = [search.lora_request for search in searches for _ in search.beams]
     lengths = [search.length for search in searches for _ in search.beams]
     params = searches[0].step_params
-    outputs = generate(prompts, params, None if params.structured_outputs is None else lengths)
+    outputs = generate(prompts, params, lora_requests, None if params.structured_outputs is None else lengths)
     alternatives = iter([_alternatives(engine, output) for output in outputs])
     for search in searches:
         search.advance([next(alternatives) for _ in search.beams])
@@ -88,10 +97,17 @@ class _Search:
     """The search for one prompt. `beams` are alive, best first; `_completed` have ended, with their final scores."""
 
     def __init__(
-        self, prompt: PromptType, prompt_token_ids: list[int], params: BeamSearchParams, end_tokens: set[int], room: int
+        self,
+        prompt: PromptType,
+        prompt_token_ids: list[int],
+        params: BeamSearchParams,
+        end_tokens: set[int],
+        room: int,
+        lora_request: LoRARequest | None,
     ) -> None:
         self.beams = [BeamSearchSequence(prompt, prompt_token_ids)]
         self.done = False
+        self.lora_request = lora_request
         self._params = params
         self._end_tokens = end_tokens
         self._num_prompt_tokens = len(prompt_token_ids)
@@ -171,12 +187,19 @@ class _Search:
         return float(beam.cum_logprob / length**self._params.length_penalty)
 
 
-def _make_search(engine: LLMEngine, prompt: PromptType, params: BeamSearchParams, end_tokens: set[int]) -> _Search:
+def _make_search(
+    engine: LLMEngine,
+    prompt: PromptType,
+    params: BeamSearchParams,
+    end_tokens: set[int],
+    lora_request: LoRARequest | None,
+) -> _Search:
     (rendered,) = engine.renderer.render_cmpl([prompt])
     if rendered["type"] != "token":
         raise NotImplementedError("beam search takes prompts of text or token ids, not of embeddings")
     token_ids = rendered["prompt_token_ids"]
-    return _Search(prompt, token_ids, params, end_tokens, engine.model_config.max_model_len - len(token_ids))
+    room = engine.model_config.max_model_len - len(token_ids)
+    return _Search(prompt, token_ids, params, end_tokens, room, lora_request)
 
 
 def _alternatives(engine: LLMEngine, output: RequestOutput) -> dict[int, Logprob]:

@@ -22,6 +22,7 @@ from ..protocol.config import (
     CacheConfig,
     Dtype,
     LogprobsMode,
+    LoRAConfig,
     ModelConfig,
     ObservabilityConfig,
     ParallelConfig,
@@ -50,6 +51,8 @@ from .speculation import parse_speculative_config
 
 AUTO = -1
 """As `max_model_len`: the model's own limit, or less where the KV cache is too small for it."""
+
+MAX_LORA_RANK = 512
 
 DEFAULT_EXECUTOR_CLASS = f"{__name__.partition('.')[0]}.core.executor.uniproc_executor:UniProcExecutor"
 """Named, not imported: the user's process never loads it where the core has one of its own."""
@@ -128,6 +131,11 @@ class EngineArgs(NeutralArgs):
     long_prefill_token_threshold: int = 0  # 0: off
     scheduling_policy: SchedulingPolicy = "fcfs"
     stream_interval: int = 1
+    enable_lora: bool = False
+    max_loras: int = 1  # different adapters in a step
+    max_lora_rank: int = 16
+    max_cpu_loras: int | None = None  # adapters in memory; None: max_loras
+    lora_dtype: str = "auto"  # the model's own
     disable_log_stats: bool = False
     core_address: str | None = None  # such as tcp://127.0.0.1: meet the core over TCP, encrypted; None: unix sockets
     engine_restart: int = 0
@@ -176,6 +184,7 @@ class EngineArgs(NeutralArgs):
             cache_config=self._cache_config(),
             scheduler_config=self._scheduler_config(usage_context, max_model_len),
             parallel_config=self._parallel_config(),
+            lora_config=self._lora_config(resolve_dtype(self.dtype, hf_config)),
             speculative_config=parse_speculative_config(self.speculative_config),
             observability_config=ObservabilityConfig(
                 otlp_traces_endpoint=self.otlp_traces_endpoint, torch_profiler_dir=self._torch_profiler_dir()
@@ -281,6 +290,20 @@ class EngineArgs(NeutralArgs):
             if not chunked:
                 tokens = max(tokens, max_model_len)
         return tokens, seqs if self.max_num_seqs is not None else min(seqs, tokens)
+
+    def _lora_config(self, model_dtype: Dtype) -> LoRAConfig | None:
+        if not self.enable_lora:
+            return None
+        if self.max_lora_rank > MAX_LORA_RANK:
+            reject("max_lora_rank", self.max_lora_rank, f"an integer from 1 to {MAX_LORA_RANK}")
+        if self.lora_dtype not in ("auto", model_dtype):
+            reject("lora_dtype", self.lora_dtype, f"'auto' or the type the model is computed in, {model_dtype!r}")
+        return LoRAConfig(
+            max_loras=self.max_loras,
+            max_lora_rank=self.max_lora_rank,
+            max_cpu_loras=self.max_loras if self.max_cpu_loras is None else self.max_cpu_loras,
+            lora_dtype=model_dtype,
+        )
 
     def _torch_profiler_dir(self) -> str | None:
         config = self.profiler_config

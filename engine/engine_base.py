@@ -1,6 +1,7 @@
 """What `LLMEngine` and `AsyncLLM` share: everything between a caller's text and the core but how they wait for it."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from ..client.base import EngineCoreClient
 from ..protocol.config import ModelConfig, VllmConfig
@@ -13,6 +14,7 @@ from .metrics.loggers import StatLoggerFactory
 from .metrics.manager import StatLoggerManager
 from .outputs.output_processor import OutputProcessor
 from .outputs.tracing import make_tracer
+from .requests.adapters import AdapterBook
 from .requests.generation_defaults import default_sampling_params
 from .requests.input_processor import InputProcessor
 from .text.loading import get_tokenizer
@@ -48,6 +50,7 @@ class EngineBase(EngineControls):
         self.vllm_config = self.engine_core.vllm_config
         self.renderer = Renderer(self.vllm_config.model_config, self.tokenizer)
         self.input_processor = InputProcessor(self.vllm_config, self.tokenizer, self.renderer, client_index)
+        self.adapters = AdapterBook(self.vllm_config.lora_config)
         self.output_processor = OutputProcessor(
             self.tokenizer, self.log_stats, self.vllm_config.scheduler_config.stream_interval, self.tracer
         )
@@ -66,6 +69,15 @@ class EngineBase(EngineControls):
     def get_default_sampling_params(self) -> SamplingParams:
         """The model's generation config over vLLM's defaults."""
         return default_sampling_params(self.model_config)
+
+    def remove_lora(self, lora_int_id: int) -> Any:
+        """Whether the adapter was in memory; requests under way go on with it."""
+        self.adapters.forget(lora_int_id)
+        return self.engine_core.remove_lora(lora_int_id)
+
+    def pin_lora(self, lora_int_id: int) -> Any:
+        """Keeps the adapter in memory until it is removed. Raises ValueError for one that is not there."""
+        return self.engine_core.pin_lora(lora_int_id)
 
     def _record_sleep_state(self, sleep: int, level: int) -> None:
         if self.logger_manager is not None:

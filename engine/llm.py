@@ -4,10 +4,11 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from os import PathLike
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from ..client.base import EngineCoreClient
 from ..protocol.config import ModelConfig
+from ..protocol.lora import LoRARequest
 from ..protocol.param_checks import reject_type
 from ..protocol.params import BeamSearchParams, RequestOutputKind, SamplingParams
 from ..protocol.pausing import PauseMode
@@ -19,7 +20,7 @@ from .llm_engine import LLMEngine
 from .outputs.request_output import RequestOutput
 from .ownership import takes_turns
 from .progress import CompletionBar, UseTqdm, progress
-from .requests.input_processor import refuse_lora
+from .requests.adapters import LoRARequests
 from .text.conversation import to_conversation_list
 from .text.prompts import PromptType, to_prompt_list
 from .text.render_params import ChatParams
@@ -81,18 +82,20 @@ class LLM(EngineControls):
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: UseTqdm = True,
-        lora_request: None = None,
+        lora_request: LoRARequests = None,
         priority: int | Sequence[int] | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """One output a prompt, in the prompts' order. A list of ints is one prompt; any other list is a batch.
 
-        `sampling_params` and `priority` are one for all, or a sequence with one a prompt. Raises ValueError or
-        TypeError for the first prompt or parameter that cannot be served, and then none of the batch stays queued.
+        `sampling_params`, `priority` and `lora_request` are one for all, or a sequence with one a prompt. Raises
+        ValueError or TypeError for the first prompt or parameter that cannot be served, and then none of the batch
+        stays queued.
         """
-        refuse_lora(lora_request)
         batch = to_prompt_list(prompts)
-        request_ids, _ = self._add_batch(batch, len(batch), sampling_params, priority, tokenization_kwargs, use_tqdm)
+        request_ids, _ = self._add_batch(
+            batch, len(batch), sampling_params, priority, tokenization_kwargs, use_tqdm, lora_request
+        )
         return self._complete(request_ids, use_tqdm)
 
     @takes_turns
@@ -101,7 +104,7 @@ class LLM(EngineControls):
         messages: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: UseTqdm = True,
-        lora_request: None = None,
+        lora_request: LoRARequests = None,
         chat_template: str | None = None,
         chat_template_content_format: Literal["auto", "string", "openai"] = "auto",
         add_generation_prompt: bool = True,
@@ -114,11 +117,12 @@ class LLM(EngineControls):
 
         Raises ValueError where neither the model nor the call has a template, or the template refuses the messages.
         """
-        refuse_lora(lora_request)
         template_kwargs = {} if chat_template_kwargs is None else chat_template_kwargs
         options = (add_generation_prompt, continue_final_message, tools, template_kwargs)
         chat_params = ChatParams(chat_template, chat_template_content_format, *options)
-        request_ids, _ = self._add_chats(messages, chat_params, sampling_params, None, tokenization_kwargs, use_tqdm)
+        request_ids, _ = self._add_chats(
+            messages, chat_params, sampling_params, None, tokenization_kwargs, use_tqdm, lora_request
+        )
         return self._complete(request_ids, use_tqdm)
 
     @takes_turns
@@ -126,15 +130,16 @@ class LLM(EngineControls):
         self,
         prompts: PromptType | Sequence[PromptType],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        lora_request: None = None,
+        lora_request: LoRARequests = None,
         priority: int | Sequence[int] | None = None,
         use_tqdm: UseTqdm = True,
         tokenization_kwargs: Mapping[str, Any] | None = None,
     ) -> list[str]:
         """Queues prompts for `wait_for_completion`; returns their internal request ids. Arguments as for `generate`."""
-        refuse_lora(lora_request)
         batch = to_prompt_list(prompts)
-        return self._keep(self._add_batch(batch, len(batch), sampling_params, priority, tokenization_kwargs, use_tqdm))
+        return self._keep(
+            self._add_batch(batch, len(batch), sampling_params, priority, tokenization_kwargs, use_tqdm, lora_request)
+        )
 
     @takes_turns
     def enqueue_chat(
@@ -142,7 +147,7 @@ class LLM(EngineControls):
         messages: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: UseTqdm = True,
-        lora_request: None = None,
+        lora_request: LoRARequests = None,
         priority: int | Sequence[int] | None = None,
         chat_template: str | None = None,
         chat_template_content_format: Literal["auto", "string", "openai"] = "auto",
@@ -153,12 +158,13 @@ class LLM(EngineControls):
         tokenization_kwargs: Mapping[str, Any] | None = None,
     ) -> list[str]:
         """`enqueue` for conversations, given and put into text as for `chat`; returns their internal request ids."""
-        refuse_lora(lora_request)
         template_kwargs = {} if chat_template_kwargs is None else chat_template_kwargs
         options = (add_generation_prompt, continue_final_message, tools, template_kwargs)
         chat_params = ChatParams(chat_template, chat_template_content_format, *options)
         return self._keep(
-            self._add_chats(messages, chat_params, sampling_params, priority, tokenization_kwargs, use_tqdm)
+            self._add_chats(
+                messages, chat_params, sampling_params, priority, tokenization_kwargs, use_tqdm, lora_request
+            )
         )
 
     @takes_turns
@@ -171,20 +177,26 @@ class LLM(EngineControls):
         self,
         prompts: PromptType | Sequence[PromptType],
         params: BeamSearchParams,
-        lora_request: None = None,
+        lora_request: LoRARequests = None,
         use_tqdm: UseTqdm = False,
         concurrency_limit: int | None = None,
     ) -> list[BeamSearchOutput]:
         """The best `params.beam_width` continuations of each prompt; at most `concurrency_limit` prompts at once."""
-        refuse_lora(lora_request)
+        batch = to_prompt_list(prompts)
+        lora_requests = self._one_adapter_each(lora_request, len(batch))
 
         def generate(
-            prompts: Sequence[PromptType], params: SamplingParams, beam_lengths: Sequence[int] | None
+            prompts: Sequence[PromptType],
+            params: SamplingParams,
+            lora_requests: Sequence[LoRARequest | None],
+            beam_lengths: Sequence[int] | None,
         ) -> list[RequestOutput]:
-            request_ids, _ = self._add_batch(prompts, len(prompts), params, None, None, False, beam_lengths)
+            request_ids, _ = self._add_batch(
+                prompts, len(prompts), params, None, None, False, lora_requests, beam_lengths
+            )
             return self._complete(request_ids, False)
 
-        return beam_search(self.llm_engine, generate, prompts, params, use_tqdm, concurrency_limit)
+        return beam_search(self.llm_engine, generate, batch, params, lora_requests, use_tqdm, concurrency_limit)
 
     def pause_generation(self, mode: PauseMode = "abort", clear_cache: bool = True) -> None:
         """Stops scheduling; what is enqueued is aborted, waited for or kept, and new prompts queue."""
@@ -236,12 +248,13 @@ class LLM(EngineControls):
         priority: int | Sequence[int] | None,
         tokenization_kwargs: Mapping[str, Any] | None,
         use_tqdm: UseTqdm,
+        lora_request: LoRARequests,
     ) -> tuple[list[str], list[str]]:
         """`_add_batch` for one conversation or several."""
         conversations = to_conversation_list(messages)
         all_params = self._one_params_each(sampling_params, len(conversations))
         prompts = self._render_chats(conversations, chat_params, all_params, tokenization_kwargs)
-        return self._add_batch(prompts, len(conversations), all_params, priority, None, use_tqdm)
+        return self._add_batch(prompts, len(conversations), all_params, priority, None, use_tqdm, lora_request)
 
     def _render_chats(
         self,
@@ -265,19 +278,22 @@ class LLM(EngineControls):
         priority: int | Sequence[int] | None,
         tokenization_kwargs: Mapping[str, Any] | None,
         use_tqdm: UseTqdm,
+        lora_request: LoRARequests,
         beam_lengths: Sequence[int] | None = None,
     ) -> tuple[list[str], list[str]]:
         """Queues `count` prompts, all or none of them. Returns their ids: the outputs', and the internal ones."""
         all_params = self._one_params_each(sampling_params, count)
         priorities = _one_each("priority", 0 if priority is None else priority, int, count)
+        lora_requests = self._one_adapter_each(lora_request, count)
         lengths: Sequence[int | None] = beam_lengths or [None] * count
         request_ids: list[str] = []
         internal_ids: list[str] = []
         try:
-            for prompt, params, each_priority, beam_length in zip(
+            for prompt, params, each_priority, lora, beam_length in zip(
                 progress(prompts, count, use_tqdm, "Adding requests"),
                 all_params,
                 priorities,
+                lora_requests,
                 lengths,
                 strict=True,
             ):
@@ -291,6 +307,7 @@ class LLM(EngineControls):
                     output_kind=RequestOutputKind.FINAL_ONLY,
                     beam_length=beam_length,
                 )
+                self.llm_engine.use_adapter(prepared, lora)
                 internal_ids.append(self.llm_engine.add_prepared(prepared))
         except BaseException:
             self.llm_engine.abort_request(request_ids)
@@ -303,6 +320,10 @@ class LLM(EngineControls):
         if sampling_params is None:
             sampling_params = self.get_default_sampling_params()
         return _one_each("sampling_params", sampling_params, SamplingParams, count)
+
+    def _one_adapter_each(self, lora_request: LoRARequests, count: int) -> list[LoRARequest | None]:
+        self.llm_engine.adapters.require_enabled(lora_request)
+        return _one_each("lora_request", lora_request, LoRARequest | None, count)
 
     def _complete(self, request_ids: list[str], use_tqdm: UseTqdm) -> list[RequestOutput]:
         """Steps until all of `request_ids` have ended; their outputs in that order. On an exception aborts them."""
@@ -340,15 +361,19 @@ class LLM(EngineControls):
             raise RuntimeError("the engine is paused or asleep: call resume_generation() or wake_up() first")
 
 
-def _one_each(name: str, given: Any, kind: type, count: int) -> list[Any]:
+def _one_each(name: str, given: Any, kind: Any, count: int) -> list[Any]:
     """`given` for each of `count` prompts. Raises ValueError where it is a sequence of another length, TypeError."""
     if isinstance(given, kind):
         return [given] * count
     if isinstance(given, str) or not isinstance(given, Sequence):
-        reject_type(name, given, f"one {kind.__name__} or a sequence of them")
+        reject_type(name, given, f"one {_called(kind)} or a sequence of them")
     if len(given) != count:
         raise ValueError(f"{name} has {len(given)} entries for {count} prompts")
     for each in given:
         if not isinstance(each, kind):
-            reject_type(f"each entry of {name}", each, f"of type {kind.__name__}")
+            reject_type(f"each entry of {name}", each, f"of type {_called(kind)}")
     return list(given)
+
+
+def _called(kind: Any) -> str:
+    return str(kind.__name__) if isinstance(kind, type) else " or ".join(_called(each) for each in get_args(kind))

@@ -9,6 +9,7 @@ from ..client.base import EngineCoreClient, SyncEngineCoreClient
 from ..client.fair_lock import FairLock
 from ..protocol import envs
 from ..protocol.config import VllmConfig
+from ..protocol.lora import LoadedAdapter, LoRARequest
 from ..protocol.outputs import SchedulerStats
 from ..protocol.param_checks import as_seconds
 from ..protocol.params import SamplingParams
@@ -20,7 +21,6 @@ from .metrics.manager import NO_STATISTICS
 from .metrics.stats import IterationStats
 from .outputs.request_output import RequestOutput
 from .ownership import takes_turns
-from .requests.input_processor import refuse_lora
 from .requests.prepared_request import PreparedRequest
 from .text.prompts import PromptType
 
@@ -101,7 +101,7 @@ class LLMEngine(EngineBase):
         prompt: PromptType | PreparedRequest,
         params: SamplingParams,
         arrival_time: float | None = None,
-        lora_request: None = None,
+        lora_request: LoRARequest | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
         trace_headers: Mapping[str, str] | None = None,
         priority: int = 0,
@@ -112,7 +112,7 @@ class LLMEngine(EngineBase):
         A `PreparedRequest` in place of a prompt keeps its own id and params, and `prompt_text` is then its text.
         Raises TypeError and ValueError for what cannot be served, before anything is queued, and EngineDeadError.
         """
-        refuse_lora(lora_request)
+        self.adapters.require_enabled(lora_request)
         prepared = self.input_processor.process_inputs(
             request_id,
             prompt,
@@ -123,6 +123,7 @@ class LLMEngine(EngineBase):
             priority,
             prompt_text=prompt_text,
         )
+        self.use_adapter(prepared, lora_request)
         return self.add_prepared(prepared)
 
     @takes_turns
@@ -137,6 +138,26 @@ class LLMEngine(EngineBase):
             self.abort_request(prepared.request_id, internal=True)
             raise
         return prepared.request_id
+
+    @takes_turns
+    def use_adapter(self, prepared: PreparedRequest, lora_request: LoRARequest | None) -> None:
+        """Has the request be answered with the adapter, which the core reads where it has not. Raises ValueError."""
+        if lora_request is not None:
+            resolved = self.adapters.resolved(lora_request)
+            prepared.request.adapter = self.adapters.find(resolved) or self._load_adapter(resolved)
+
+    def _load_adapter(self, resolved: LoRARequest) -> LoadedAdapter:
+        return self.adapters.enter(resolved, self.engine_core.add_lora(resolved))
+
+    @takes_turns
+    def add_lora(self, lora_request: LoRARequest) -> bool:
+        """Reads an adapter, or says that it is still wanted. Raises ValueError for one that cannot be used."""
+        self._load_adapter(self.adapters.resolved(lora_request))
+        return True
+
+    def list_loras(self) -> set[int]:
+        """The numbers of the adapters in memory."""
+        return set(self.engine_core.list_loras())
 
     @takes_turns
     def abort_request(self, request_ids: str | Iterable[str], internal: bool = False) -> None:

@@ -11,7 +11,7 @@ from ..protocol.errors import VLLMValidationError
 _ONE_WORKER = "the engine has one worker, on one machine"
 _ONE_DEVICE = "the model and its cache stay in this machine's memory"
 _NO_EXPERTS = "there are no mixture-of-experts models"
-_NO_LORA = "there are no LoRA adapters"
+_LORA = "adapters change the layers of the model's text part, and go by lora_request"
 _NO_DRAFTS = "speculative_config says it all"
 _TEXT_ONLY = "models take text only"
 _GENERATES = "models generate; there is no pooling"
@@ -172,16 +172,11 @@ class NeutralArgs:
     spec_method: object = _only(None, because=_NO_DRAFTS)
     spec_model: object = _only(None, because=_NO_DRAFTS)
     spec_tokens: object = _only(None, because=_NO_DRAFTS)
-    enable_lora: object = _only(False, because=_NO_LORA)
-    max_loras: object = _only(1, because=_NO_LORA)
-    max_lora_rank: object = _only(16, because=_NO_LORA)
-    max_cpu_loras: object = _only(None, because=_NO_LORA)
-    lora_dtype: object = _only("auto", because=_NO_LORA)
-    lora_extra_vocab_size: object = _former(256, because=_NO_LORA)
-    enable_tower_connector_lora: object = _only(False, because=_NO_LORA)
-    specialize_active_lora: object = _only(False, because=_NO_LORA)
-    fully_sharded_loras: object = _only(False, because=_NO_LORA)
-    default_mm_loras: object = _only(None, because=_NO_LORA)
+    lora_extra_vocab_size: object = _former(256, because=_LORA)
+    enable_tower_connector_lora: object = _only(False, because=_LORA)
+    specialize_active_lora: object = _only(False, because=_LORA)
+    fully_sharded_loras: object = _only(False, because=_LORA)
+    default_mm_loras: object = _only(None, because=_LORA)
     limit_mm_per_prompt: object = _only(None, {}, because=_TEXT_ONLY)
     mm_processor_kwargs: object = _only(None, because=_TEXT_ONLY)
     mm_processor_cache_gb: object = _only(4, 0, because=_TEXT_ONLY)

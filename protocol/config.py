@@ -140,6 +140,24 @@ class ObservabilityConfig(msgspec.Struct, frozen=True, kw_only=True):
     torch_profiler_dir: str | None = None  # for the traces of start_profile(), before VLLM_TORCH_PROFILER_DIR
 
 
+class LoRAConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """LoRA adapters: how many different ones a step takes, how many stay in memory, and of which rank and type they
+    may be. Raises ValueError where the figures contradict each other.
+    """
+
+    max_loras: int = 1
+    max_lora_rank: int = 16
+    max_cpu_loras: int
+    lora_dtype: Dtype
+
+    def __post_init__(self) -> None:
+        if self.max_cpu_loras < self.max_loras:
+            raise ValueError(
+                f"max_cpu_loras ({self.max_cpu_loras}) must be at least max_loras ({self.max_loras}): those that run "
+                "are in memory"
+            )
+
+
 class VllmConfig(msgspec.Struct, frozen=True, kw_only=True):
     """All of it. Travels to the core in the handshake."""
 
@@ -149,6 +167,7 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True):
     parallel_config: ParallelConfig = msgspec.field(default_factory=ParallelConfig)
     speculative_config: SpeculativeConfig | None = None
     observability_config: ObservabilityConfig = msgspec.field(default_factory=ObservabilityConfig)
+    lora_config: LoRAConfig | None = None  # None: no adapters
 
 
 def with_final_figures(vllm_config: VllmConfig, max_model_len: int, num_gpu_blocks: int, block_size: int) -> VllmConfig:

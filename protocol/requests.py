@@ -5,6 +5,7 @@ import enum
 import msgspec
 import numpy as np
 
+from .lora import LoadedAdapter
 from .resolved_sampling import ResolvedSampling
 
 
@@ -27,6 +28,7 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, omit_defaults=True, gc=
     `output_token_ids` are tokens generated before (by a core that has since died); generation continues behind them.
     `handle` is the shell's number for the request, by which short outputs name it (see `EngineCoreOutputs`): another
     one for each request, even if one has the id that another had before. 0: it has none.
+    `adapter`: the LoRA adapter that answers it; None: the model as it is.
     `prompt_embeds`: [num_prompt_tokens, hidden_size] float32, in place of token ids.
     """
 
@@ -44,6 +46,7 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, omit_defaults=True, gc=
     output_token_ids: list[int] = []
     resumable: bool = False  # more prompt may follow under the same id
     handle: int = 0
+    adapter: LoadedAdapter | None = None
 
 
 REQUEST_SHUTDOWN = "request_shutdown"

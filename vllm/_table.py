@@ -13,7 +13,7 @@ NAMES = (
     ("", "protocol.params", "SamplingParams"),
     ("beam_search", "engine.beam_search", "BeamSearchOutput BeamSearchSequence"),
     ("config", "protocol.config", "VllmConfig ModelConfig CacheConfig SchedulerConfig ParallelConfig"),
-    ("config", "protocol.config", "ObservabilityConfig"),
+    ("config", "protocol.config", "ObservabilityConfig LoRAConfig"),
     ("distributed", _OWN, "cleanup_dist_env_and_memory"),
     ("distributed.parallel_state", _OWN, "cleanup_dist_env_and_memory"),
     ("engine.arg_utils", "engine.engine_args", "EngineArgs AsyncEngineArgs"),
@@ -34,6 +34,7 @@ NAMES = (
     ("logger", _OWN, "init_logger"),
     ("logits_process", "core.sampling.logits_processors", "LogitsProcessor=RequestLogitsProcessor"),
     ("logprobs", "engine.outputs.logprobs", "Logprob FlatLogprobs PromptLogprobs SampleLogprobs"),
+    ("lora.request", "protocol.lora", "LoRARequest"),
     ("model_executor", _OWN, "set_random_seed"),
     ("model_executor.utils", _OWN, "set_random_seed"),
     ("outputs", "engine.outputs.request_output", "RequestOutput CompletionOutput"),
@@ -73,7 +74,6 @@ NAMES = (
     ("v1.sample.logits_processor.interface", "core.sampling.logits_processors", "*"),
 )
 
-_NO_LORA = "there are no LoRA adapters"
 _NO_POOLING = "models generate; there is no pooling"
 _TEXT_ONLY = "models take text only"
 _NOT_COMPILED = "nothing is compiled or captured: the kernels are native code"
@@ -91,14 +91,12 @@ MISSING = (
     ("assets.video", "VideoAsset", _TEXT_ONLY),
     ("config", "CompilationConfig CompilationMode CUDAGraphMode AttentionConfig KernelConfig", _NOT_COMPILED),
     ("config", "KVTransferConfig KVEventsConfig", _ONE_WORKER),
-    ("config", "LoRAConfig", _NO_LORA),
     ("config", "MultiModalConfig", _TEXT_ONLY),
     ("config", "PoolerConfig", _NO_POOLING),
     ("config", "SpeculativeConfig", "speculative_config is a dict here"),
     ("config", "DeviceConfig LoadConfig ProfilerConfig StructuredOutputsConfig", _AS_DICT),
     ("distributed.parallel_state", "get_tp_group get_pp_group get_world_group", _ONE_WORKER),
     ("inputs", "ExplicitEncoderDecoderPrompt", "models are decoders only"),
-    ("lora.request", "LoRARequest", _NO_LORA),
     ("multimodal", "MultiModalDataDict", _TEXT_ONLY),
     ("outputs", "PoolingOutput PoolingRequestOutput EmbeddingOutput EmbeddingRequestOutput", _NO_POOLING),
     ("outputs", "ClassificationOutput ClassificationRequestOutput ScoringOutput ScoringRequestOutput", _NO_POOLING),

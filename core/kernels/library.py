@@ -93,6 +93,18 @@ class Penalties(Operation):
     kind, _fields_ = NUMBERS["PENALTIES"], STRUCTS["PenaltiesArgs"]
 
 
+class LoraPart(ctypes.Structure):
+    _fields_ = STRUCTS["LoraPart"]
+
+
+class LoraStep(ctypes.Structure):
+    _fields_ = STRUCTS["LoraStep"]
+
+
+class Lora(Operation):
+    kind, _fields_ = NUMBERS["LORA"], STRUCTS["LoraArgs"]
+
+
 class _Entry(ctypes.Structure):
     _fields_ = STRUCTS["Op"]
 

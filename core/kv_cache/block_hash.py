@@ -17,8 +17,9 @@ class BlockHasher:
     """Chained sha256 over an encoding in which no two different blocks read the same.
 
     A block is encoded as: its parent's hash (32 bytes), its token ids (8 bytes each, so the width is fixed), then each
-    extra key as a tag byte, its length (8 bytes) and its bytes. Extra keys: the cache salt, in the first block only
-    since the chain carries it on, and the digest of the block's slice of the prompt embeddings.
+    extra key as a tag byte, its length (8 bytes) and its bytes. Extra keys: the cache salt and the digest of the LoRA
+    adapter's weights, in the first block only since the chain carries them on, and the digest of the block's slice of
+    the prompt embeddings.
     """
 
     def __init__(self, block_size: int) -> None:
@@ -30,6 +31,7 @@ class BlockHasher:
         token_ids: Sequence[int],
         cache_salt: str | None = None,
         prompt_embeds: np.ndarray | None = None,
+        adapter_digest: str | None = None,
     ) -> None:
         """Append the hashes of the full blocks of `token_ids` that `block_hashes` lacks.
 
@@ -48,6 +50,8 @@ class BlockHasher:
             encoded = parent + new_ids[offset : offset + size * 8]
             if position == 0 and cache_salt is not None:
                 encoded += _extra_key(b"S", cache_salt.encode("utf-8", "surrogatepass"))
+            if position == 0 and adapter_digest is not None:
+                encoded += _extra_key(b"L", adapter_digest.encode())
             if prompt_embeds is not None and position < num_embeds:
                 encoded += _extra_key(b"E", _embeds_digest(prompt_embeds[position : position + size]))
             parent = hashlib.sha256(encoded).digest()

@@ -114,11 +114,20 @@ class GGUFSource(TensorSource):
 
 
 def _file_order(tensor: GGUFTensor) -> torch.Tensor:
+    return llama_row_order(tensor.shape[0], tensor.interleaved_heads)
+
+
+def llama_row_order(rows: int, num_heads: int) -> torch.Tensor:
     """[rows] int64: where each row lies in the file. Hugging Face's order has the first halves of a head's pairs before
     the second halves, llama.cpp's has pairs side by side.
     """
-    pairs = torch.arange(tensor.shape[0]).unflatten(0, (tensor.interleaved_heads, -1, 2))
+    pairs = torch.arange(rows).unflatten(0, (num_heads, -1, 2))
     return pairs.transpose(1, 2).flatten()
+
+
+def gguf_module(name: str) -> str:
+    """The Hugging Face name of a matrix, both without ".weight"."""
+    return _hugging_face_name(f"{name}.weight", _LAYER_PARTS).removesuffix(".weight")
 
 
 def _mapped(path: str) -> torch.Tensor:

@@ -21,11 +21,13 @@ from ..kernels.linear import (
     PackedWeight,
     loading_bytes,
 )
+from ..lora.adapter import Adapter, AdapterRows
 from ..models.spec import ModelSpec
 from ..models.tensor_names import Projection
 from ..models.weight_plan import MatrixPlan
 from ..models.weights import PromptEmbeds
 from .interface import Runtime
+from .native_adapters import packed
 from .native_program import DecoderProgram, HeadProgram
 
 _FIRST_CAPACITY = 64
@@ -43,7 +45,8 @@ class NativeRuntime(Runtime[PackedWeight]):
     def __init__(self, spec: ModelSpec, dtype: torch.dtype, block_size: int, quantization: str | None = None) -> None:
         attention = [NativeAttentionBackend(layer.attention, block_size, dtype) for layer in spec.layers]
         super().__init__(spec, dtype, quantization, attention)
-        self._program: DecoderProgram | None = None
+        self._programs: dict[bool, DecoderProgram] = {}  # by whether they apply adapters
+        self._program: DecoderProgram | None = None  # the one that has entered a step
         self._head: HeadProgram | None = None
         self._metadata: StepMetadata | None = None  # of the step that the program has entered
         self._query_metadata: AttentionMetadata | None = None
@@ -87,11 +90,20 @@ class NativeRuntime(Runtime[PackedWeight]):
 
     def unload(self) -> None:
         super().unload()
-        self._program = self._head = None
+        self._forget_programs()
+        self._head = None
 
     def release_kv(self) -> None:
         super().release_kv()
+        self._forget_programs()
+
+    def _forget_programs(self) -> None:
+        self._programs.clear()
         self._program = None
+
+    @torch.inference_mode()
+    def keep_adapter(self, adapter: Adapter) -> Adapter:
+        return replace(adapter, parts={place: packed(part) for place, part in adapter.parts.items()})
 
     def forward(
         self,
@@ -99,10 +111,11 @@ class NativeRuntime(Runtime[PackedWeight]):
         metadata: StepMetadata,
         output_rows: torch.Tensor | None = None,
         prompt_embeds: PromptEmbeds = (),
+        adapters: Sequence[AdapterRows] = (),
     ) -> torch.Tensor:
         program = self._program
         if metadata is not self._metadata or program is None or metadata[0].max_seq_len > program.num_positions:
-            program = self._enter_step(token_ids, metadata, output_rows)
+            program = self._enter_step(token_ids, metadata, output_rows, adapters)
         if prompt_embeds:
             self._run_with(program, token_ids, prompt_embeds)
         else:
@@ -111,33 +124,43 @@ class NativeRuntime(Runtime[PackedWeight]):
 
     @torch.inference_mode()
     def _enter_step(
-        self, token_ids: torch.Tensor, metadata: StepMetadata, output_rows: torch.Tensor | None
+        self,
+        token_ids: torch.Tensor,
+        metadata: StepMetadata,
+        output_rows: torch.Tensor | None,
+        adapters: Sequence[AdapterRows],
     ) -> DecoderProgram:
         of_last_layer = metadata[self.kv_layout.group_of[-1]]
-        program = self._program_for(of_last_layer.num_tokens, of_last_layer.max_seq_len)
+        program = self._program_for(of_last_layer.num_tokens, of_last_layer.max_seq_len, bool(adapters))
         queries, query_metadata = torch.arange(of_last_layer.num_tokens), of_last_layer
         self._picks = None
         if output_rows is not None:
             queries, query_metadata = _queries(output_rows, of_last_layer)
             if not torch.equal(queries, output_rows):
                 self._picks = torch.searchsorted(queries, output_rows)
-        program.enter_step(token_ids, metadata, queries, query_metadata)
+        program.enter_step(token_ids, metadata, queries, query_metadata, adapters)
+        self._program = program
         self._metadata, self._query_metadata = metadata, query_metadata
         self._result = program.output[: queries.shape[0]]
         return program
 
-    def _program_for(self, num_tokens: int, num_positions: int) -> DecoderProgram:
+    def _program_for(self, num_tokens: int, num_positions: int, with_adapters: bool) -> DecoderProgram:
         """The program at hand, or one with more room, by doubling."""
-        program = self._program
+        program = self._programs.get(with_adapters)
         if program is None or num_tokens > program.capacity or num_positions > program.num_positions:
             capacity = max(_FIRST_CAPACITY, 1 << (num_tokens - 1).bit_length())
             num_positions = max(_FIRST_POSITIONS, 1 << (num_positions - 1).bit_length())
             if program is not None:
                 capacity, num_positions = max(capacity, program.capacity), max(num_positions, program.num_positions)
-            program = DecoderProgram(
-                self._loaded(), self.attention, self.kv_caches, self.kv_layout.group_of, capacity, num_positions
+            program = self._programs[with_adapters] = DecoderProgram(
+                self._loaded(),
+                self.attention,
+                self.kv_caches,
+                self.kv_layout.group_of,
+                capacity,
+                num_positions,
+                with_adapters,
             )
-            self._program = program
         return program
 
     @torch.inference_mode()

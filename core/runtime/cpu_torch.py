@@ -1,6 +1,7 @@
 """The runtime in plain torch: computes everything that a `ModelSpec` can say, layer by layer. The reference for the
 others, and what serves where none of them takes the model."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -11,11 +12,12 @@ from ..attention.native import NativeAttentionBackend
 from ..attention.torch_backend import TorchAttentionBackend
 from ..kernels import library
 from ..kernels.linear import loading_bytes
+from ..lora.adapter import ATTENTION_OUT, DOWN, GATE_UP, PARTS_A_LAYER, QKV, AdapterRows, delta
 from ..models import ops
 from ..models.linear import DenseLinear, Int8Linear, Linear, PackedLinear
 from ..models.rotary import inverse_frequencies, rotary_tables
 from ..models.spec import AttentionSpec, ModelSpec, RotarySpec
-from ..models.tensor_names import Projection
+from ..models.tensor_names import Projection, layer_projections
 from ..models.weight_plan import MatrixPlan
 from ..models.weights import LayerWeights, PromptEmbeds
 from .interface import Runtime
@@ -47,6 +49,11 @@ class TorchRuntime(Runtime[Linear]):
         attention = [get_attention_backend(layer.attention, block_size, dtype, device) for layer in spec.layers]
         super().__init__(spec, dtype, quantization, attention, device)
         rotaries = {layer.attention.rotary for layer in spec.layers}
+        firsts = (QKV, ATTENTION_OUT, GATE_UP, DOWN)
+        self._sizes = [
+            {first: each.rows for first, each in zip(firsts, layer_projections(spec, index), strict=True)}
+            for index in range(len(spec.layers))
+        ]
         self._frequencies = {rotary: inverse_frequencies(rotary).to(device) for rotary in rotaries if rotary}
 
     def _plan_matrix(self, projection: Projection, block_kind: str | None) -> MatrixPlan[Linear]:
@@ -66,6 +73,7 @@ class TorchRuntime(Runtime[Linear]):
         metadata: StepMetadata,
         output_rows: torch.Tensor | None = None,
         prompt_embeds: PromptEmbeds = (),
+        adapters: Sequence[AdapterRows] = (),
     ) -> torch.Tensor:
         weights = self._loaded()
         groups = [self._on_device(each) for each in metadata]
@@ -78,15 +86,19 @@ class TorchRuntime(Runtime[Linear]):
         update: torch.Tensor | None = None
         for index, layer in enumerate(weights.layers):
             normed = self._norm_after(update, hidden, layer.attention_norm)
-            q, k, v = self._queries_keys_values(layer, normed, tables.get(layer.spec.attention.rotary))
+            qkv = self._product(layer.qkv, normed, adapters, index, QKV)
+            q, k, v = self._queries_keys_values(layer, qkv, tables.get(layer.spec.attention.rotary))
             group = groups[self.kv_layout.group_of[index]]
             attended = self.attention[index].forward(q, k, v, self.kv_caches[index], group)
             update = attended.view(len(attended), -1)
             if index == last and output_rows is not None:
                 update, hidden = update[output_rows], hidden[output_rows]
-            update = self._normed(layer.o(update), layer.attention_output_norm)
+                adapters = [(adapter, torch.isin(output_rows, rows).nonzero()[:, 0]) for adapter, rows in adapters]
+            update = self._product(layer.o, update, adapters, index, ATTENTION_OUT)
+            update = self._normed(update, layer.attention_output_norm)
             normed = self._norm_after(update, hidden, layer.mlp_norm)
-            update = layer.down(ops.gated(layer.gate_up(normed), layer.spec.mlp.activation))
+            gated = ops.gated(self._product(layer.gate_up, normed, adapters, index, GATE_UP), layer.spec.mlp.activation)
+            update = self._product(layer.down, gated, adapters, index, DOWN)
             update = self._normed(update, layer.mlp_output_norm)
         return hidden if update is None else hidden.add_(update)
 
@@ -97,13 +109,23 @@ class TorchRuntime(Runtime[Linear]):
         cap = self.spec.logit_softcap
         return logits if cap is None else ops.softcap(logits, cap)
 
+    def _product(
+        self, matrix: Linear, x: torch.Tensor, adapters: Sequence[AdapterRows], layer: int, first: int
+    ) -> torch.Tensor:
+        """With what adapters add to it; `first`: with which of the layer's matrices it begins."""
+        y = matrix(x)
+        if not adapters:
+            return y
+        added = delta(adapters, layer * PARTS_A_LAYER + first, self._sizes[layer][first], x)
+        return (y.float() + added).to(y.dtype)
+
     def _queries_keys_values(
-        self, layer: LayerWeights[Linear], x: torch.Tensor, rotary: Rotary
+        self, layer: LayerWeights[Linear], qkv: torch.Tensor, rotary: Rotary
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """x: [num_tokens, hidden_size]. Returns the heads of each, [num_tokens, n, head_dim]."""
+        """qkv: [num_tokens, qkv_size]. Returns the heads of each, [num_tokens, n, head_dim]."""
         spec = layer.spec.attention
         num_rotated = spec.num_heads + spec.num_kv_heads
-        heads = layer.qkv(x).view(len(x), -1, spec.head_dim)
+        heads = qkv.view(len(qkv), -1, spec.head_dim)
         rotated, v = heads[:, :num_rotated], heads[:, num_rotated:]
         if layer.q_norm is not None and layer.k_norm is not None:
             q, k = rotated.split((spec.num_heads, spec.num_kv_heads), dim=1)

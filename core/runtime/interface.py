@@ -9,6 +9,7 @@ import torch
 
 from ..attention.interface import CPU, AttentionBackend, KVCache, StepMetadata
 from ..kernels import memory
+from ..lora.adapter import Adapter, AdapterRows
 from ..models.spec import ModelSpec
 from ..models.tensor_names import Projection
 from ..models.tensor_source import TensorSource
@@ -95,16 +96,21 @@ class Runtime(ABC, Generic[M]):
         metadata: StepMetadata,
         output_rows: torch.Tensor | None = None,
         prompt_embeds: PromptEmbeds = (),
+        adapters: Sequence[AdapterRows] = (),
     ) -> torch.Tensor:
         """Embeds the tokens, runs all layers and returns the hidden states before the final norm, on the device.
 
         token_ids: [num_tokens] int64; metadata: one a KV group; output_rows: [n] int64, the tokens whose states are
-        wanted, None for all. All arguments are on the CPU. Returns [n or num_tokens, hidden_size], valid until the next
-        call.
+        wanted, None for all; adapters: of a token at most one. All arguments are on the CPU. Returns
+        [n or num_tokens, hidden_size], valid until the next call.
 
         Called again with the same metadata object, it replays the step: all other arguments are the same objects too,
         and without `output_rows` their contents may have changed.
         """
+
+    def keep_adapter(self, adapter: Adapter) -> Adapter:
+        """An adapter as its files have it, in the form in which `forward` takes it."""
+        return adapter
 
     @abstractmethod
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

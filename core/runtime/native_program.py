@@ -10,16 +10,19 @@ from ..attention.interface import AttentionMetadata, StepMetadata
 from ..attention.native import NativeAttentionBackend, fill_step
 from ..kernels import library, memory
 from ..kernels.linear import PANEL, PackedWeight, QuantizedRows
+from ..lora.adapter import ATTENTION_OUT, DOWN, GATE_UP, PARTS_A_LAYER, QKV, AdapterRows
 from ..models.ops import softcap
 from ..models.rotary import inverse_frequencies, rotary_table
 from ..models.spec import RotarySpec
 from ..models.weights import DecoderWeights, LayerWeights
+from .native_adapters import AdapterProducts, AdapterStep, Parts
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
     """What the operations of one layer read and write."""
 
+    index: int
     weights: LayerWeights[PackedWeight]
     attention: NativeAttentionBackend
     kv_cache: torch.Tensor
@@ -50,7 +53,9 @@ class DecoderProgram:
         group_of: Sequence[int],
         capacity: int,
         num_positions: int,
+        with_adapters: bool = False,
     ) -> None:
+        """`with_adapters`: for steps that have some."""
         spec, self._dtype = weights.spec, weights.dtype
         self.capacity, self.num_positions = capacity, num_positions
         self._eps = spec.rms_norm_eps
@@ -74,6 +79,12 @@ class DecoderProgram:
         self._quantized = {
             width: QuantizedRows(capacity, width) for width in {spec.hidden_size, *q_sizes, *inner_sizes}
         }
+        num_places = len(spec.layers) * PARTS_A_LAYER
+        self._adapters = self._adapter_steps = None
+        if with_adapters:
+            widest = max(max(each.qkv.n, each.o.n, each.gate_up.n, each.down.n) for each in weights.layers)
+            self._adapters = AdapterProducts(capacity, widest)
+            self._adapter_steps = {rows: AdapterStep(num_places) for rows in (self._tokens, self._rows)}
         self._embed = library.Embed(
             rows=self._tokens,
             table=weights.embedding.data_ptr(),
@@ -87,8 +98,10 @@ class DecoderProgram:
             if rotary is not None
         }
         layers = [
-            Layer(layer, backend, kv_cache, self._steps[group], tables.get(backend.spec.rotary))
-            for layer, backend, kv_cache, group in zip(weights.layers, attention, kv_caches, group_of, strict=True)
+            Layer(index, layer, backend, kv_cache, self._steps[group], tables.get(backend.spec.rotary))
+            for index, (layer, backend, kv_cache, group) in enumerate(
+                zip(weights.layers, attention, kv_caches, group_of, strict=True)
+            )
         ]
         self._recording = library.Recording(self._record(layers), keep_alive=(weights, layers))
 
@@ -101,6 +114,7 @@ class DecoderProgram:
         metadata: StepMetadata,
         queries: torch.Tensor,
         query_metadata: AttentionMetadata,
+        adapters: Sequence[AdapterRows] = (),
     ) -> None:
         """Points the recording at the step's tensors, which must outlive its runs.
 
@@ -114,6 +128,9 @@ class DecoderProgram:
         for step, group in zip(self._steps, metadata, strict=True):
             fill_step(step, group, self._block_size)
         fill_step(self._query_step, query_metadata, self._block_size)
+        if self._adapter_steps is not None:
+            self._adapter_steps[self._tokens].enter(adapters, torch.arange(metadata[0].num_tokens))
+            self._adapter_steps[self._rows].enter(adapters, queries)
 
     def run(self, embedded: torch.Tensor | None = None) -> None:
         """embedded: [num_tokens, hidden_size], what to begin with in place of the tokens' embeddings."""
@@ -131,11 +148,11 @@ class DecoderProgram:
         for layer in layers[:-1]:
             weights = layer.weights
             chain += [
-                *self._normed_product(self._attention_norm(weights, update), weights.qkv, self._qkv),
+                *self._normed_product(self._attention_norm(weights, update), weights.qkv, self._qkv, _qkv_parts(layer)),
                 self._rotary(layer, tokens, layer.step, layer.kv_cache),
             ]
             operations += [*_in_row_blocks(tokens, chain), self._attend(layer, layer.step)]
-            chain, update = self._after_attention(weights, tokens, self._hidden, self._middle)
+            chain, update = self._after_attention(layer, tokens, self._hidden, self._middle)
         return operations + self._last_layer(layers[-1], chain, update)
 
     def _last_layer(
@@ -149,7 +166,10 @@ class DecoderProgram:
         rotate_keys.qkv, rotate_keys.num_heads = self._qkv[:, q_size:].data_ptr(), 0
         keys_and_values = [
             *self._normed_product(
-                self._attention_norm(weights, update), qkv.columns(first, qkv.n), self._qkv[:, first:]
+                self._attention_norm(weights, update),
+                qkv.columns(first, qkv.n),
+                self._qkv[:, first:],
+                _qkv_parts(layer, 1, 3, skip=q_size - first),
             ),
             rotate_keys,
         ]
@@ -159,10 +179,11 @@ class DecoderProgram:
                 self._norm(rows, None, self._hidden_rows, None, weights.attention_norm, self._normed),
                 qkv.columns(0, q_size),
                 self._qkv,
+                _qkv_parts(layer, 0, 1),
             ),
             self._rotary(layer, rows, self._query_step, None),
         ]
-        result, update = self._after_attention(weights, rows, self._hidden_rows, self._middle_rows)
+        result, update = self._after_attention(layer, rows, self._hidden_rows, self._middle_rows)
         result.append(self._norm(rows, update, self._middle_rows, self._hidden_rows, None, self.output))
         return [
             *_in_row_blocks(tokens, chain + keys_and_values),
@@ -172,18 +193,25 @@ class DecoderProgram:
         ]
 
     def _after_attention(
-        self, weights: LayerWeights[PackedWeight], rows: int, hidden: torch.Tensor, middle: torch.Tensor
+        self, layer: Layer, rows: int, hidden: torch.Tensor, middle: torch.Tensor
     ) -> tuple[list[library.Operation], Update]:
         """`hidden` with what was attended to added becomes `middle`; the update is to that."""
+        weights, first_place = layer.weights, layer.index * PARTS_A_LAYER
+        hidden_size, inner_size = hidden.shape[1], weights.spec.mlp.inner_size
         attended = Update(self._update, weights.attention_output_norm)
         operations = [
-            *self._product(weights.o, rows, self._attended, self._update),
+            *self._product(
+                weights.o, rows, self._attended, self._update, Parts(first_place + ATTENTION_OUT, (hidden_size,))
+            ),
             *self._normed_product(
                 self._norm(rows, attended, hidden, middle, weights.mlp_norm, self._normed),
                 weights.gate_up,
                 self._activated,
+                Parts(first_place + GATE_UP, (inner_size,) * 2),
             ),
-            *self._product(weights.down, rows, self._activated, self._update),
+            *self._product(
+                weights.down, rows, self._activated, self._update, Parts(first_place + DOWN, (hidden_size,))
+            ),
         ]
         return operations, Update(self._update, weights.mlp_output_norm)
 
@@ -191,12 +219,19 @@ class DecoderProgram:
         residual = self._hidden if update is None else self._middle
         return self._norm(self._tokens, update, residual, self._hidden, weights.attention_norm, self._normed)
 
-    def _product(self, weight: PackedWeight, rows: int, x: torch.Tensor, out: torch.Tensor) -> list[library.Operation]:
-        return with_prologue(rows, weight.operations(rows, x, out, self._quantized[weight.k]))
+    def _product(
+        self, weight: PackedWeight, rows: int, x: torch.Tensor, out: torch.Tensor, parts: Parts
+    ) -> list[library.Operation]:
+        scratch = self._quantized[weight.k]
+        if self._adapters is None or self._adapter_steps is None:
+            return with_prologue(rows, weight.operations(rows, x, out, scratch))
+        return self._adapters.record(weight, rows, x, out, scratch, parts, self._adapter_steps[rows])
 
     def _normed_product(
-        self, norm: library.RmsNorm, weight: PackedWeight, out: torch.Tensor
+        self, norm: library.RmsNorm, weight: PackedWeight, out: torch.Tensor, parts: Parts
     ) -> list[library.Operation]:
+        if self._adapters is not None:  # they read the norm's result too
+            return [norm, *self._product(weight, norm.rows, self._normed, out, parts)]
         product = weight.operations(norm.rows, self._normed, out, self._quantized[weight.k])
         return with_prologue(norm.rows, [norm, *product])
 
@@ -306,6 +341,13 @@ def with_prologue(rows: int, operations: list[library.Operation]) -> list[librar
     if len(operations) == 1:
         return operations
     return [library.Prologue(rows=rows, operations=len(operations) - 1), *operations]
+
+
+def _qkv_parts(layer: Layer, first: int = 0, end: int = 3, skip: int = 0) -> Parts:
+    """Of queries, keys and values, those from the first on; `skip` columns before them are computed in vain."""
+    spec = layer.weights.spec.attention
+    sizes = (spec.q_size, spec.kv_size, spec.kv_size)[first:end]
+    return Parts(layer.index * PARTS_A_LAYER + QKV + first, sizes, skip)
 
 
 def _in_row_blocks(rows: int, operations: list[library.Operation]) -> list[library.Operation]:

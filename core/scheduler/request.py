@@ -73,6 +73,7 @@ class Request:
         "has_news",
         "_always_has_news",
         "prompt_embeds",
+        "adapter",
         "resumable",
         "pending_prompts",
         "status",
@@ -117,6 +118,7 @@ class Request:
         self.trace_headers = request.trace_headers
         self.handle = request.handle
         self.prompt_embeds = request.prompt_embeds
+        self.adapter = request.adapter
         self.resumable = request.resumable
         self.pending_prompts: deque[Request] = deque()  # of a streamed prompt; a non-resumable one ends it
 
@@ -189,7 +191,8 @@ class Request:
 
     def extend_block_hashes(self) -> None:
         if self._block_hasher is not None:
-            self._block_hasher.extend(self.block_hashes, self.token_ids, self.cache_salt, self.prompt_embeds)
+            digest = None if self.adapter is None else self.adapter.digest
+            self._block_hasher.extend(self.block_hashes, self.token_ids, self.cache_salt, self.prompt_embeds, digest)
 
     def append_output_token(self, token_id: int) -> bool:
         """Add a sampled token; True when it is the last one, and then `status` and `stop_reason` say why.

@@ -27,6 +27,7 @@ class RequestQueue:
         self._key = key
         self._heap: list[tuple[OrderKey, Request]] = []
         self._live: dict[str, tuple[OrderKey, Request]] = {}
+        self._aside: list[tuple[OrderKey, Request]] = []
 
     def __len__(self) -> int:
         return len(self._live)
@@ -61,11 +62,22 @@ class RequestQueue:
         del self._live[request.request_id]
         return request
 
+    def set_aside(self, request: Request) -> None:
+        """Let those behind it have their turn before this one, which `peek` has just given, until `restore`."""
+        self._aside.append(heapq.heappop(self._heap))
+
+    def restore(self) -> None:
+        """Those set aside are back in their places."""
+        for entry in self._aside:
+            heapq.heappush(self._heap, entry)
+        self._aside.clear()
+
     def remove(self, request: Request) -> bool:
         """Take this request out; False when it does not wait here."""
         if self._live.pop(request.request_id, None) is None:
             return False
         if len(self._heap) > 2 * len(self._live) + 64:
             self._heap = list(self._live.values())
+            self._aside.clear()
             heapq.heapify(self._heap)
         return True

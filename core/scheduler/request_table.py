@@ -62,6 +62,11 @@ class RequestTable:
         self.running[request.row] = request
         self._record(request, EventType.SCHEDULED)
 
+    def set_aside(self, request: Request) -> None:
+        """Waiting or preempted: others may go first for now."""
+        queue = self.preempted if request.status is RequestStatus.PREEMPTED else self.waiting
+        queue.set_aside(request)
+
     def preempt(self, request: Request) -> None:
         """Running: out of the batch, until it has its turn again."""
         self._leave_batch(request)

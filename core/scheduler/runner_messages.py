@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ...protocol.lora import LoadedAdapter
 from ...protocol.outputs import LogprobsArrays
 from ...protocol.resolved_sampling import ResolvedSampling
 
@@ -29,6 +30,7 @@ class NewRequestData:
     block_ids: list[list[int]]
     num_computed_tokens: int
     prompt_embeds: np.ndarray | None = None
+    adapter: LoadedAdapter | None = None
 
 
 @dataclass(slots=True)

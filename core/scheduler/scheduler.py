@@ -12,6 +12,7 @@ from ...protocol.outputs import EngineCoreOutputs, PrefillStats, SchedulerStats
 from ..kv_cache.groups import FullAttention, KVCacheConfig, LayerKind
 from ..kv_cache.kv_cache_manager import KVCacheManager
 from ..speculation.ngram import MAX_STEP_TOKENS, NgramProposer
+from .adapter_gate import AdapterGate
 from .grammar_gate import GrammarGate, GrammarManager
 from .pause import PauseState
 from .request import Request, RequestStatus
@@ -59,6 +60,10 @@ class Scheduler:
         self.pause_state = PauseState.UNPAUSED
         self._grammars = GrammarGate(structured_output_manager)
         self._proposer = NgramProposer.for_engine(vllm_config)
+        lora_config = vllm_config.lora_config
+        self._adapters: AdapterGate | None = None
+        if lora_config is not None:
+            self._adapters = AdapterGate(self.table, lora_config.max_loras, patience=config.max_num_seqs)
         self._num_preemptions = 0  # since the last statistics
 
     # Requests come and go
@@ -145,6 +150,8 @@ class Scheduler:
             num_preemptions=self._num_preemptions,
             prefix_cache_stats=self.kv_cache_manager.take_stats(),
             spec_decoding_stats=None if self._proposer is None else self._proposer.take_stats(),
+            running_lora_adapters=[] if self._adapters is None else self._adapters.names(running=True),
+            waiting_lora_adapters=[] if self._adapters is None else self._adapters.names(running=False),
         )
         self._num_preemptions = 0
         return stats
@@ -259,14 +266,21 @@ class Scheduler:
         return len(draft)
 
     def _schedule_waiting(self, plan: StepPlan) -> None:
+        gate = self._adapters
+        if gate is not None:
+            gate.open()
         while plan.budget > 0 and len(self.table.running) < self._max_num_seqs:
             request = self._next_waiting()
             if request is None:
                 break
             if not self.kv_cache_manager.can_ever_hold(request.num_tokens):
                 self._reject_too_large(request)
+            elif gate is not None and not gate.admits(request):
+                self.table.set_aside(request)
             elif not self._admit(request, plan):
                 break
+            elif gate is not None:
+                gate.entered(request)
 
     def _next_waiting(self) -> Request | None:
         """Whose turn it is to enter: preempted requests have started and may go on while new ones are held."""

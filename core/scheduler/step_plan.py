@@ -77,4 +77,5 @@ def _new_request_data(request: Request, num_scheduled: int, block_ids: list[list
         block_ids=block_ids,
         num_computed_tokens=request.num_computed_tokens - num_scheduled,
         prompt_embeds=request.prompt_embeds,
+        adapter=request.adapter,
     )

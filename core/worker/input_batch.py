@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from ..attention.interface import AttentionMetadata, StepMetadata
+from ..lora.adapter import Adapter, AdapterRows
 from ..scheduler.runner_messages import NewRequestData
 
 NO_DRAFTS: Mapping[int, Sequence[int]] = {}
@@ -22,7 +23,7 @@ class StepInputs:
     int64; seq_lens: [num_reqs] int32; starts: [num_reqs + 1] int64, each request's first token. Of the requests all of
     whose tokens are computed after this step: sampling_rows [n] int64; output_rows [n] int64, their last tokens;
     sampled [n] int64, what the model runner sampled for them. A request with a draft has a line for each of its tokens.
-    `metadata` and `input_ids` are tensors over these arrays.
+    `metadata` and `input_ids` are tensors over these arrays. `adapters`: with the tokens of each that are its own.
     """
 
     rows: np.ndarray
@@ -36,6 +37,7 @@ class StepInputs:
     metadata: StepMetadata
     input_ids: torch.Tensor
     sampled: np.ndarray
+    adapters: Sequence[AdapterRows] = ()
 
 
 class InputBatch:
@@ -60,11 +62,12 @@ class InputBatch:
         self.num_blocks = np.zeros((num_groups, max_num_reqs), dtype=np.int64)
         self.prompt_embeds: dict[int, torch.Tensor] = {}  # [num_prompt_tokens, hidden_size], by row
         self.prompt_logprobs: dict[int, int] = {}  # k, by row
+        self.adapters: dict[int, Adapter] = {}  # by row
         self._step: StepInputs | None = None  # the last one, while its outcome is not entered
         self._decoded_rows = np.empty(0, dtype=np.int64)  # in that step, in the scheduler's order, if it may go on
         self._steps_in_blocks = 0  # steps left, that one included, before any request crosses a block boundary
 
-    def add(self, request: NewRequestData) -> None:
+    def add(self, request: NewRequestData, adapter: Adapter | None = None) -> None:
         self._enter_outcome()
         row = request.row
         self.token_ids[row, : len(request.token_ids)] = request.token_ids
@@ -78,12 +81,15 @@ class InputBatch:
             self.prompt_embeds[row] = torch.from_numpy(np.array(request.prompt_embeds))
         if request.sampling_params.prompt_logprobs is not None:
             self.prompt_logprobs[row] = request.sampling_params.prompt_logprobs
+        if adapter is not None:
+            self.adapters[row] = adapter
 
     def remove(self, row: int) -> None:
         """The row's request leaves, if there is one."""
         self._enter_outcome()
         self.prompt_embeds.pop(row, None)
         self.prompt_logprobs.pop(row, None)
+        self.adapters.pop(row, None)
 
     def append_blocks(self, row: int, block_ids: Sequence[Sequence[int]]) -> None:
         """block_ids: by KV group. Blocks that were given back keep their entries, which are not read any more."""
@@ -162,9 +168,18 @@ class InputBatch:
             metadata=(first_group, *others),
             input_ids=torch.from_numpy(token_ids),
             sampled=np.zeros(len(sampling), dtype=np.int64),
+            adapters=self._adapter_rows(token_rows) if self.adapters else (),
         )
         self._find_blocks(step, token_rows)
         return step
+
+    def _adapter_rows(self, token_rows: np.ndarray) -> list[AdapterRows]:
+        """token_rows: [num_tokens] int64."""
+        rows_of: dict[Adapter, list[int]] = {}
+        for row, adapter in self.adapters.items():
+            rows_of.setdefault(adapter, []).append(row)
+        tokens = [(adapter, np.flatnonzero(np.isin(token_rows, rows))) for adapter, rows in rows_of.items()]
+        return [(adapter, torch.from_numpy(own)) for adapter, own in tokens if len(own)]
 
     def _continue(self, step: StepInputs) -> None:
         step.token_ids[:] = step.sampled

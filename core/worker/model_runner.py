@@ -7,6 +7,7 @@ import torch
 
 from ...protocol.config import VllmConfig
 from ...protocol.outputs import LogprobsArrays
+from ..lora.cache import AdapterCache
 from ..profile_ranges import profile_range
 from ..runtime.interface import Runtime
 from ..sampling.logprobs import gather_logprobs
@@ -37,6 +38,7 @@ class ModelRunner:
         model_config, scheduler_config = vllm_config.model_config, vllm_config.scheduler_config
         block_size = vllm_config.cache_config.block_size
         self.runtime = runtime
+        self.adapters = AdapterCache(vllm_config.lora_config, runtime)
         self.batch = InputBatch(
             scheduler_config.max_num_seqs, model_config.max_model_len, block_size, len(runtime.kv_groups)
         )
@@ -78,8 +80,8 @@ class ModelRunner:
             if embeds is not None and embeds.shape != expected:
                 failed[request.row] = f"prompt_embeds are of shape {list(embeds.shape)}, expected {list(expected)}"
                 continue
-            self.batch.add(request)
             try:
+                self.batch.add(request, None if request.adapter is None else self.adapters.get(request.adapter))
                 self.sampling.add(request.row, request)
             except ValueError as error:
                 self.batch.remove(request.row)
@@ -98,6 +100,7 @@ class ModelRunner:
             inputs.metadata,
             None if everything else torch.from_numpy(output_rows),
             self._prompt_embeds(inputs) if self.batch.prompt_embeds else (),
+            inputs.adapters,
         )
         return hidden, spans
 

@@ -10,6 +10,7 @@ import torch
 
 from ...protocol import envs
 from ...protocol.config import VllmConfig
+from ...protocol.lora import LoRARequest
 from ...protocol.param_checks import reject
 from ...protocol.pausing import SLEEP_LEVELS
 from ..kv_cache.groups import LayerKind
@@ -96,6 +97,19 @@ class Worker:
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
         return self.model_runner.execute_model(scheduler_output)
+
+    def add_lora(self, request: LoRARequest) -> str:
+        """The digest of the adapter's weights. See `AdapterCache` for this and the three below."""
+        return self.model_runner.adapters.add(request)
+
+    def remove_lora(self, lora_int_id: int) -> bool:
+        return self.model_runner.adapters.remove(lora_int_id)
+
+    def pin_lora(self, lora_int_id: int) -> bool:
+        return self.model_runner.adapters.pin(lora_int_id)
+
+    def list_loras(self) -> list[int]:
+        return self.model_runner.adapters.list()
 
     def sleep(self, level: int = 1) -> None:
         """Level 1 gives back the cache's memory, level 2 the weights' too; their content is gone.

@@ -1,6 +1,7 @@
 """The engine's figures as Prometheus metrics under vLLM's names. Needs the extra `metrics` (prometheus_client)."""
 
 import functools
+import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
@@ -103,6 +104,7 @@ class PrometheusStatLogger(StatLoggerBase):
         self._of_iteration = self._histograms(_REQUESTS_OF_ITERATION)
         self._finished = self._histograms(_FINISHED_REQUESTS)
         self._make_draft_metrics()
+        self._make_adapter_metrics()
         self._describe_cache()
         self.record_sleep_state()
         ENGINES.add(self)
@@ -123,6 +125,7 @@ class PrometheusStatLogger(StatLoggerBase):
         _record_all(self._scheduler, stats)
         self._waiting_for_capacity.set(stats.num_waiting_reqs - stats.num_skipped_waiting_reqs)
         self._waiting_deferred.set(stats.num_skipped_waiting_reqs)
+        self._record_adapters(stats)
         if (drafts := stats.spec_decoding_stats) is not None:
             _record_all(self._drafts, drafts)
             for counter, count in zip(self._accepted_by_position, drafts.num_accepted_tokens_per_pos, strict=True):
@@ -155,6 +158,19 @@ class PrometheusStatLogger(StatLoggerBase):
             "position",
         )
         self._accepted_by_position = [by_position(str(place)) for place in range(config.num_speculative_tokens)]
+
+    def _make_adapter_metrics(self) -> None:
+        if self.vllm_config.lora_config is not None:
+            names = ("max_lora", "waiting_lora_adapters", "running_lora_adapters")
+            meaning = "The adapters of requests, as labels; the value is when that was so."
+            self._adapters = Gauge(PREFIX + "lora_requests_info", meaning, names, registry=None)
+            self.collectors.append(self._adapters)
+
+    def _record_adapters(self, stats: SchedulerStats) -> None:
+        if (config := self.vllm_config.lora_config) is not None:
+            waiting, running = ",".join(stats.waiting_lora_adapters), ",".join(stats.running_lora_adapters)
+            self._adapters.clear()  # the present state alone: there are as many label sets as sets of adapters
+            self._adapters.labels(str(config.max_loras), waiting, running).set(time.time())
 
     def _describe_cache(self) -> None:
         cache_config = {key: str(value) for key, value in msgspec.to_builtins(self.vllm_config.cache_config).items()}

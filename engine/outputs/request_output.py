@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from ...protocol.lora import LoRARequest
 from .logprobs import PromptLogprobs, SampleLogprobs, joined
 
 if TYPE_CHECKING:
@@ -31,8 +32,8 @@ class CompletionOutput:
     logprobs: SampleLogprobs | None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
-    routed_experts: ClassVar[None] = None  # this, and below, are other engines' names for what there is not here
-    lora_request: ClassVar[None] = None
+    routed_experts: ClassVar[None] = None  # another engine's name for what there is not here
+    lora_request: LoRARequest | None = None
 
     def finished(self) -> bool:
         return self.finish_reason is not None
@@ -47,6 +48,7 @@ class RequestOutput:
 
     __slots__ = (
         "finished",
+        "lora_request",
         "metrics",
         "num_cached_tokens",
         "outputs",
@@ -56,7 +58,6 @@ class RequestOutput:
         "request_id",
     )
 
-    lora_request: ClassVar[None] = None
     encoder_prompt: ClassVar[None] = None
     encoder_prompt_token_ids: ClassVar[None] = None
     kv_transfer_params: ClassVar[None] = None
@@ -71,6 +72,7 @@ class RequestOutput:
         finished: bool,
         metrics: "RequestStateStats | None" = None,
         num_cached_tokens: int | None = None,
+        lora_request: LoRARequest | None = None,
         **unknown: object,
     ) -> None:
         """What is `unknown` is ignored, with a warning."""
@@ -84,6 +86,7 @@ class RequestOutput:
         self.finished = finished
         self.metrics = metrics
         self.num_cached_tokens = num_cached_tokens
+        self.lora_request = lora_request
 
     def add(self, following: "RequestOutput", aggregate: bool) -> None:
         """Take in the same request's next output: join the pieces (`aggregate`), or keep the newer of each answer."""
@@ -118,6 +121,7 @@ _REPR_ORDER = (
     "finished",
     "metrics",
     "num_cached_tokens",
+    "lora_request",
 )
 
 

@@ -5,6 +5,7 @@ Owned and driven by the output processor.
 
 from collections import deque
 
+from ...protocol.lora import LoRARequest
 from ...protocol.outputs import EngineCoreOutput, FinishReason
 from ...protocol.params import RequestOutputKind
 from ...protocol.requests import EngineCoreRequest
@@ -153,6 +154,7 @@ class RequestState:
             None if self.logprobs is None else self._logprobs_from(start),
             None if finish_reason is None else str(finish_reason),
             stop_reason,
+            self.lora_request,
         )
 
     def wrap(self, outputs: list[CompletionOutput], finished: bool) -> RequestOutput:
@@ -165,7 +167,12 @@ class RequestState:
             finished,
             self.stats,
             self.num_cached_tokens,
+            self.lora_request,
         )
+
+    @property
+    def lora_request(self) -> LoRARequest | None:
+        return None if self.request.adapter is None else self.request.adapter.request
 
     def add_piece(self, request: EngineCoreRequest, prompt: str | None) -> None:
         """More of a streamed prompt; one that is not resumable says that no more will come."""

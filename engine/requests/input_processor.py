@@ -161,13 +161,6 @@ def _warn_of_prepared_requests() -> None:
     logger.warning("add_request() was handed a prepared request; pass a prompt rendered by Renderer instead")
 
 
-def refuse_lora(lora_request: object) -> None:
-    """Raises VLLMValidationError for anything but None, or a list of it, which stands for the model as it is."""
-    requests = lora_request if isinstance(lora_request, (list, tuple)) else [lora_request]
-    if any(request is not None for request in requests):
-        reject("lora_request", lora_request, "None: the engine has no LoRA adapters")
-
-
 def _check_types(
     request_id: object, params: object, priority: object, trace_headers: object, arrival_time: object
 ) -> None:

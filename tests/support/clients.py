@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar
 import pytest
 from deadlines import DEADLINE
 
-from corespan import LLM, AsyncEngineArgs, AsyncLLM, RequestOutput, RequestOutputKind, SamplingParams
+from corespan import LLM, AsyncEngineArgs, AsyncLLM, LoRARequest, RequestOutput, RequestOutputKind, SamplingParams
 from corespan.engine.text.conversation import to_conversation_list
 from corespan.engine.text.render_params import ChatParams
 
@@ -77,14 +77,16 @@ class Runner:
         prompts: Sequence[Any] | Any,
         params: SamplingParams | Sequence[SamplingParams],
         priority: list[int] | None = None,
+        lora_requests: Sequence[LoRARequest | None] | None = None,
     ) -> list[RequestOutput]:
         """The final outputs of all prompts, generated as one batch, in their order."""
         if self.kind != "async_mp":
-            return self.llm.generate(prompts, params, use_tqdm=False, priority=priority)
+            return self.llm.generate(prompts, params, use_tqdm=False, priority=priority, lora_request=lora_requests)
         if isinstance(prompts, (str, dict)) or (prompts and isinstance(prompts[0], int)):
             prompts = [prompts]
         all_params = [params] * len(prompts) if isinstance(params, SamplingParams) else params
-        return self._loop.run(self._generate_async(prompts, all_params, priority or [0] * len(prompts)))
+        priorities, adapters = priority or [0] * len(prompts), lora_requests or [None] * len(prompts)
+        return self._loop.run(self._generate_async(prompts, all_params, priorities, adapters))
 
     def generate_at_once(self, prompts: Sequence[Any], params: Sequence[SamplingParams]) -> list[RequestOutput]:
         """`generate`, but nothing runs before all of it has reached the core."""
@@ -260,9 +262,13 @@ class Runner:
         return self._others.pop(request_id, [])
 
     async def _generate_async(
-        self, prompts: Sequence[Any], params: Sequence[SamplingParams], priorities: list[int]
+        self,
+        prompts: Sequence[Any],
+        params: Sequence[SamplingParams],
+        priorities: list[int],
+        adapters: Sequence[LoRARequest | None],
     ) -> list[RequestOutput]:
-        batch = zip(prompts, params, priorities, strict=True)
+        batch = zip(prompts, params, priorities, adapters, strict=True)
         tasks = [asyncio.ensure_future(self._final_output(*each)) for each in batch]
         try:
             return list(await asyncio.gather(*tasks))
@@ -282,10 +288,12 @@ class Runner:
             pass  # each round is a message to the core and back
         await self.async_llm.resume_generation()
 
-    async def _final_output(self, prompt: Any, params: SamplingParams, priority: int) -> RequestOutput:
+    async def _final_output(
+        self, prompt: Any, params: SamplingParams, priority: int, adapter: LoRARequest | None = None
+    ) -> RequestOutput:
         params = params.clone()
         params.output_kind = RequestOutputKind.FINAL_ONLY
-        stream = self.async_llm.generate(prompt, params, self._new_id(), priority=priority)
+        stream = self.async_llm.generate(prompt, params, self._new_id(), priority=priority, lora_request=adapter)
         return [output async for output in stream][-1]
 
     async def _waves_async(

@@ -14,6 +14,7 @@ constexpr int PANEL = 32;          // output columns of a packed weight that lie
 constexpr int GROUP = 32;          // values to a block of GGUF's formats, and to a scale of quantised x at the finest
 constexpr int BLOCK = 16;          // tokens of the KV cache that lie together
 constexpr int MAX_HEAD_DIM = 512;  // in attention
+constexpr int MAX_LORA_RANK = 512;
 constexpr int MAX_ROWS = 48;       // query rows that share one reading of a partition: tokens x heads of one kv head
 
 enum Dtype : int64_t { FLOAT32 = 0, BFLOAT16 = 1 };
@@ -111,6 +112,42 @@ struct PlaceArgs {
     void* out;  // not written to before
     int64_t n;
     int64_t k;
+};
+
+// What a LoRA adapter adds to one matrix's product, as core/runtime/native_adapters.py packs it; a null: nothing.
+struct LoraPart {
+    const void* a;  // bf16 [rank / 16 rounded up][k / 2][16][2]
+    const void* b;  // bf16 [rows / 16][rank][16]
+    int64_t rank;
+};
+
+// One step's rows by adapter, shared by all operations that apply adapters.
+struct LoraStep {
+    int64_t groups;
+    const int64_t* starts;         // [groups + 1], places in `rows`
+    const int64_t* rows;           // all rows of the step, ascending within a group
+    const LoraPart* const* parts;  // [groups], of all matrices of an adapter; null: the group has none
+};
+
+// The end of a product that adapters change: out = epilogue(base + what each row's adapter adds). Of the base's columns,
+// `skip` are no part's; those of up to three parts follow. SILU_MUL and GELU_MUL: two parts, lying as in GemmArgs.
+struct LoraArgs {
+    const int64_t* rows;
+    const LoraStep* step;
+    const void* x;  // [rows, x_stride] bf16
+    int64_t x_stride;
+    int64_t k;
+    const float* base;  // [rows, base_stride]
+    int64_t base_stride;
+    void* out;  // [rows, out_stride] bf16
+    int64_t out_stride;
+    int64_t n;           // columns of the base
+    int64_t first_part;  // of an adapter's
+    int64_t parts;
+    int64_t skip;
+    int64_t size0;
+    int64_t size1;
+    int64_t epilogue;  // as of the product; STORE_FLOAT32: not
 };
 
 // Rotates q and k in place of a merged qkv row and writes k and v to the cache; q alone where k_cache is null, k and v
@@ -244,6 +281,7 @@ enum Kind : int64_t {
     PLACE = 11,
     PENALTIES = 12,
     PROLOGUE = 13,
+    LORA = 14,
 };
 
 struct Op {

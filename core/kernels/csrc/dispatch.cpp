@@ -49,6 +49,7 @@ extern "C" __attribute__((visibility("default"))) int64_t corespan_args_size(int
         case ROW_BLOCKS: return sizeof(RowBlocksArgs);
         case PROLOGUE: return sizeof(PrologueArgs);
         case PLACE: return sizeof(PlaceArgs);
+        case LORA: return sizeof(LoraArgs);
         default: return 0;
     }
 }

@@ -60,6 +60,12 @@ INLINE void store_some(T* to, Vec x, int64_t count) {
     for (int64_t j = 0; j < count; j++) to[j] = buffer[j];
 }
 
+// What a gated epilogue makes of the gate's and the other columns.
+INLINE Vec activated(Vec gate, Vec up, int64_t epilogue) {
+    const Vec x = rounded<bf16>(gate), power = epilogue == SILU_MUL ? silu_power(x) : gelu_power(x);
+    return rounded<bf16>(times_sigmoid(x, power)) * rounded<bf16>(up);
+}
+
 template <class Weight, int ROWS>
 void gemm_tile(const GemmArgs& a, int64_t row, int64_t panel, int64_t ahead) {
     Vec sum[ROWS][2];
@@ -74,9 +80,7 @@ void gemm_tile(const GemmArgs& a, int64_t row, int64_t panel, int64_t ahead) {
         }
         const int64_t at = (row + r) * a.out_stride;
         if (a.epilogue == SILU_MUL || a.epilogue == GELU_MUL) {
-            const Vec x = rounded<bf16>(low), power = a.epilogue == SILU_MUL ? silu_power(x) : gelu_power(x);
-            const Vec gate = rounded<bf16>(times_sigmoid(x, power));
-            store_some((bf16*)a.out + at + column / 2, gate * rounded<bf16>(high), left / 2);
+            store_some((bf16*)a.out + at + column / 2, activated(low, high, a.epilogue), left / 2);
         } else if (a.epilogue == STORE_FLOAT32) {
             store_some((float*)a.out + at + column, low, left);
             store_some((float*)a.out + at + column + 16, high, left - 16);

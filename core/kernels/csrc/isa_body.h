@@ -12,6 +12,7 @@
 #include "elementwise.h"
 #include "gemm.h"
 #include "kv_write.h"
+#include "lora.h"
 #include "quant.h"
 #include "sampling.h"
 
@@ -47,6 +48,7 @@ static void execute(const Op& op, Team& team) {
         case DRAW: return draw(*(const DrawArgs*)op.args, team);
         case QUANTIZE: return quantize(*(const QuantizeArgs*)op.args, team);
         case LOGPROBS: return logprobs(*(const LogprobsArgs*)op.args, team);
+        case LORA: return lora(*(const LoraArgs*)op.args, team);
         case PENALTIES: return penalties(*(const PenaltiesArgs*)op.args, team);
     }
 }

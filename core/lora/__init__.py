@@ -1,0 +1,1 @@
+"""LoRA adapters: their files, their weights, and which of them are in memory."""
