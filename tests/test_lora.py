@@ -1,5 +1,7 @@
 """LoRA adapters over every client: whose answer a request gets, what is refused, what stays in memory."""
 
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -219,3 +221,64 @@ def test_a_request_for_an_adapter_is_checked(field: str, values: tuple[Any, ...]
     with pytest.raises(ValueError, match=field):
         LoRARequest(*values)
     assert LoRARequest("a", 1, "/a") == LoRARequest("a", 2, "/b")
+
+
+@pytest.mark.parametrize("client_kind", ["sync_mp"], indirect=True)
+def test_a_new_core_goes_on_with_the_adapters_of_the_one_that_died(
+    make_runner: Callable[..., Runner], adapters: list[LoRARequest], tmp_path: Path
+) -> None:
+    runner = make_runner(enable_lora=True, max_loras=3, engine_restart=3)
+    params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+    gone = LoRARequest("gone", 30, write_adapter(tmp_path / "gone", seed=30))
+    engine = runner.llm.llm_engine
+    expected = runner.generate([PROMPT] * 2, params, lora_requests=[adapters[0], None])
+    for adapter in (adapters[0], gone):
+        engine.add_lora(adapter)
+    engine.pin_lora(1)
+    for number, adapter in enumerate((adapters[0], None, gone)):
+        engine.add_request(str(number), PROMPT, params, lora_request=adapter)
+    engine.step()
+    (tmp_path / "gone" / "adapter_config.json").unlink()
+    os.kill(engine.engine_core._connection.current.process.ready.pid, signal.SIGKILL)
+
+    finished = {}
+    while engine.has_unfinished_requests():
+        finished.update({output.request_id: output for output in engine.step() if output.finished})
+
+    for number in (0, 1):
+        assert finished[str(number)].outputs[0].token_ids == expected[number].outputs[0].token_ids
+    assert finished["2"].outputs[0].finish_reason == "error"
+    assert "lacks adapter_config.json" in finished["2"].outputs[0].stop_reason
+    assert engine.list_loras() == {1}
+    for other in (2, 3, 4):
+        engine.add_lora(LoRARequest(str(other), other, adapters[1].lora_path))
+    assert engine.list_loras() == {1, 3, 4}, "the pinned one is pinned again"
+
+
+@pytest.mark.parametrize("client_kind", ["inproc"], indirect=True)
+def test_the_metrics_name_the_adapters_of_requests(
+    make_runner: Callable[..., Runner], adapters: list[LoRARequest]
+) -> None:
+    engine = make_runner(enable_lora=True, disable_log_stats=False).llm.llm_engine
+    for number, adapter in enumerate(adapters[:2]):
+        engine.add_request(str(number), PROMPT, PARAMS, lora_request=adapter)
+    while not engine.step():
+        pass
+    engine.step()
+    (info,) = [each for each in engine.get_metrics() if each.name == "vllm:lora_requests_info"]
+    assert info.labels == {"max_lora": "1", "waiting_lora_adapters": "a2", "running_lora_adapters": "a1"}
+    engine.abort_request(["0", "1"])
+
+
+@pytest.mark.parametrize("client_kind", ["inproc"], indirect=True)
+def test_a_newcomer_is_refused_where_all_are_pinned(
+    make_runner: Callable[..., Runner], adapters: list[LoRARequest]
+) -> None:
+    runner = make_runner(enable_lora=True)
+    control(runner, "add_lora", adapters[0])
+    control(runner, "pin_lora", 1)
+    with pytest.raises(ValueError, match="adapter 'a2' has no room: all of max_cpu_loras=1 adapters are pinned"):
+        answer(runner, adapters[1])
+    with pytest.raises(ValueError, match="lora_int_id 1 of adapter 'a2' is that of 'a1'"):
+        answer(runner, LoRARequest("a2", 1, adapters[1].lora_path))
+    assert answer(runner, adapters[0]) != answer(runner, None)

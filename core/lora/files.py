@@ -216,7 +216,7 @@ def _read_gguf(path: Path, spec: ModelSpec) -> dict[str, tuple[Factors, float]]:
 def _gguf_factors(source: GGUFSource, path: Path) -> Iterator[tuple[str, str, torch.Tensor]]:
     """(name of the matrix, "A" or "B", the tensor)."""
     for name, shape in source.shapes.items():
-        if name == "rope_freqs.weight" or name.endswith("_norm.weight"):
+        if name == "rope_freqs.weight" or name.endswith("norm.weight"):
             continue
         match = _GGUF_FACTOR.fullmatch(name)
         if match is None or len(shape) != 2:

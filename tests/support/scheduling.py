@@ -17,7 +17,7 @@ from corespan.core.kv_cache.groups import FullAttention, LayerKind
 from corespan.core.scheduler.request import Request
 from corespan.core.scheduler.runner_messages import ModelRunnerOutput, NewRequestData, SchedulerOutput
 from corespan.core.scheduler.scheduler import Scheduler
-from corespan.protocol.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
+from corespan.protocol.config import CacheConfig, LoRAConfig, ModelConfig, SchedulerConfig, VllmConfig
 from corespan.protocol.outputs import EngineCoreOutput, FinishReason
 from corespan.protocol.params import SamplingParams
 from corespan.protocol.requests import EngineCoreRequest
@@ -26,7 +26,10 @@ from corespan.protocol.resolved_sampling import resolved
 VOCAB_SIZE = 50
 
 
-def make_vllm_config(block_size: int = 16, enable_prefix_caching: bool = True, **scheduler: Any) -> VllmConfig:
+def make_vllm_config(
+    block_size: int = 16, enable_prefix_caching: bool = True, max_loras: int | None = None, **scheduler: Any
+) -> VllmConfig:
+    adapters = {} if max_loras is None else {"max_loras": max_loras, "max_cpu_loras": max_loras}
     scheduler = {"max_num_batched_tokens": 1024, "max_num_seqs": 64, "max_model_len": 512} | scheduler
     return VllmConfig(
         model_config=ModelConfig(
@@ -38,6 +41,7 @@ def make_vllm_config(block_size: int = 16, enable_prefix_caching: bool = True, *
         ),
         cache_config=CacheConfig(block_size=block_size, enable_prefix_caching=enable_prefix_caching),
         scheduler_config=SchedulerConfig(**scheduler),
+        lora_config=LoRAConfig(lora_dtype="bfloat16", **adapters) if adapters else None,
     )
 
 

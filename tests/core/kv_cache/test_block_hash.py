@@ -50,6 +50,18 @@ def test_a_cache_salt_changes_every_block_and_is_told_apart_from_none() -> None:
     assert len({hashes(token_ids, salt)[1] for salt in salts}) == len(salts)
 
 
+def test_the_digest_of_an_adapter_changes_every_block_and_is_no_salt() -> None:
+    def hashes(**keys: str) -> list[bytes]:
+        found: list[bytes] = []
+        BlockHasher(4).extend(found, list(range(8)), **keys)
+        return found
+
+    kinds = [hashes(), hashes(adapter_digest="a"), hashes(adapter_digest="b"), hashes(cache_salt="a")]
+    kinds.append(hashes(cache_salt="a", adapter_digest="a"))
+    assert len({each for found in kinds for each in found}) == 10
+    assert hashes(adapter_digest="a") == kinds[1]
+
+
 def test_prompt_embeddings_are_part_of_the_blocks_they_reach_into() -> None:
     embeds = np.arange(12, dtype=np.float32).reshape(6, 2)
     other = embeds.copy()
