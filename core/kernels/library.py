@@ -105,6 +105,10 @@ class Lora(Operation):
     kind, _fields_ = NUMBERS["LORA"], STRUCTS["LoraArgs"]
 
 
+class EmbedBlocks(Operation):
+    kind, _fields_ = NUMBERS["EMBED_BLOCKS"], STRUCTS["EmbedBlocksArgs"]
+
+
 class _Entry(ctypes.Structure):
     _fields_ = STRUCTS["Op"]
 

@@ -1,8 +1,9 @@
-"""Matrix products with weights packed for the native kernels: bf16, int8, and GGUF's 8- and 4-bit blocks."""
+"""Matrix products with weights packed for the native kernels: bf16, int8, and GGUF's own blocks."""
 
 import copy
 import ctypes
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Protocol, TypeGuard
 
 import torch
@@ -19,9 +20,31 @@ STORE, STORE_FLOAT32, SILU_MUL, GELU_MUL = (
 _GATED = (SILU_MUL, GELU_MUL)
 
 BF16, INT8 = NUMBERS["BF16"], NUMBERS["INT8"]
-BLOCK_FORMATS = {kind: NUMBERS[kind] for kind in ("Q8_0", "Q4_0", "Q4_1")}
 _BLOCK = NUMBERS["GROUP"]
-BLOCK_BYTES = {"Q8_0": 34, "Q4_0": 18, "Q4_1": 20}
+
+
+@dataclass(frozen=True, slots=True)
+class BlockFormat:
+    """One of GGUF's: `size` values of a row lie together, in `file_bytes`, and take `packed_bytes` when packed. x is
+    quantised with one scale to every `x_block` values."""
+
+    number: int
+    size: int
+    file_bytes: int
+    packed_bytes: int
+    x_block: int = _BLOCK
+
+
+BLOCK_FORMATS = {
+    "Q8_0": BlockFormat(NUMBERS["Q8_0"], 32, 34, 34),
+    "Q4_0": BlockFormat(NUMBERS["Q4_0"], 32, 18, 18),
+    "Q4_1": BlockFormat(NUMBERS["Q4_1"], 32, 20, 20),
+    "Q5_0": BlockFormat(NUMBERS["Q5_0"], 32, 22, 22),
+    "Q5_1": BlockFormat(NUMBERS["Q5_1"], 32, 24, 24),
+    "Q4_K": BlockFormat(NUMBERS["Q4_K"], 256, 144, 148),
+    "Q5_K": BlockFormat(NUMBERS["Q5_K"], 256, 176, 180),
+    "Q6_K": BlockFormat(NUMBERS["Q6_K"], 256, 210, 210, x_block=16),
+}
 
 SLAB_VALUES = 1 << 22
 
@@ -31,6 +54,12 @@ def loading_bytes(rows: int, columns: int) -> int:
     bf16, and three times in float32. An upper estimate.
     """
     return 24 * min(rows * columns, max(SLAB_VALUES, PANEL * columns))
+
+
+def block_bytes(kind: str, rows: int, columns: int) -> int:
+    """What a matrix in blocks takes when packed."""
+    block = BLOCK_FORMATS[kind]
+    return -(-rows // PANEL) * PANEL * (columns // block.size) * block.packed_bytes
 
 
 class Rows(Protocol):
@@ -119,19 +148,26 @@ class PackedWeight:
         x = x.contiguous()
         rows = library.Int(x.shape[0])
         out = torch.empty(x.shape[0], self.out_features, dtype=dtype)
-        scratch = None if self.format == BF16 else QuantizedRows(x.shape[0], self.k)
+        scratch = QuantizedRows(x.shape[0], self.k)
         library.run(*self.operations(ctypes.addressof(rows), x, out, scratch))
         return out
 
 
 class QuantizedRows:
-    """Room for rows of x as int8 with their scales and sums."""
+    """Room for rows of x as int8 with their scales and sums, kept apart by how many values share a scale: threads that
+    work on rows of their own may be at different products."""
 
     def __init__(self, capacity: int, width: int) -> None:
         self.values = memory.allocate((capacity, width), torch.int8)
-        self.scales = torch.empty(capacity * -(-width // _BLOCK))
-        self.sums = torch.empty(capacity * -(-width // _BLOCK), dtype=torch.int32)
         self.totals = torch.empty(capacity)
+        self._capacity, self._width = capacity, width
+        self._scales: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def scales_and_sums(self, block: int) -> tuple[torch.Tensor, torch.Tensor]:
+        if block not in self._scales:
+            count = self._capacity * (self._width // block)
+            self._scales[block] = torch.empty(count), torch.empty(count, dtype=torch.int32)
+        return self._scales[block]
 
 
 class _QuantizedWeight(PackedWeight):
@@ -150,13 +186,14 @@ class _QuantizedWeight(PackedWeight):
         self, rows: int, x: torch.Tensor, out: torch.Tensor, scratch: QuantizedRows | None = None
     ) -> list[library.Operation]:
         assert scratch is not None
+        scales, sums = scratch.scales_and_sums(self.x_block)
         quantize = library.Quantize(
             rows=rows,
             x=x.data_ptr(),
             x_stride=x.stride(0),
             out=scratch.values.data_ptr(),
-            scales=scratch.scales.data_ptr(),
-            sums=scratch.sums.data_ptr(),
+            scales=scales.data_ptr(),
+            sums=sums.data_ptr(),
             totals=scratch.totals.data_ptr(),
             k=self.k,
             block=self.x_block,
@@ -164,7 +201,7 @@ class _QuantizedWeight(PackedWeight):
         product = self._product(rows, x, out)
         product.x, product.x_stride = scratch.values.data_ptr(), self.k
         product.x_block = self.x_block
-        product.x_scales, product.x_sums = scratch.scales.data_ptr(), scratch.sums.data_ptr()
+        product.x_scales, product.x_sums = scales.data_ptr(), sums.data_ptr()
         product.x_totals = scratch.totals.data_ptr()
         product.weight_scales = None if self.weight_scales is None else self.weight_scales.data_ptr()
         return [quantize, product]
@@ -197,19 +234,89 @@ class Int8Weight(_QuantizedWeight):
 class BlockWeight(_QuantizedWeight):
     """A GGUF matrix with the file's own bits and scales, in another order."""
 
-    x_block = _BLOCK
-
     def __init__(self, kind: str, blocks: Rows, bias: torch.Tensor | None, epilogue: int = STORE) -> None:
         """kind: a key of BLOCK_FORMATS; blocks: [n, bytes of a row] uint8, as they lie in the file."""
-        self.format = BLOCK_FORMATS[kind]
+        block = BLOCK_FORMATS[kind]
+        self.format, self.x_block = block.number, block.x_block
         n, row_bytes = blocks.shape
-        self._set_up(n, row_bytes // BLOCK_BYTES[kind] * _BLOCK, row_bytes, bias, epilogue)
+        num_blocks = row_bytes // block.file_bytes
+        self._set_up(n, num_blocks * block.size, num_blocks * block.packed_bytes, bias, epilogue)
         for first, rows in slabs(blocks, epilogue):
             self._pack(rows, first)
 
     @staticmethod
     def knows(kind: str | None) -> TypeGuard[str]:
         return kind in BLOCK_FORMATS
+
+    def lookup(self, ids: torch.Tensor, dtype: torch.dtype = torch.bfloat16, scale: float = 1.0) -> torch.Tensor:
+        """ids: [count] int64. Returns those rows, dequantised, each value times `scale`: [count, k] of `dtype`."""
+        rows, out = library.Int(ids.shape[0]), torch.empty(ids.shape[0], self.k, dtype=dtype)
+        library.run(self.lookup_operation(ctypes.addressof(rows), ids, out, scale))
+        return out
+
+    def lookup_operation(
+        self, rows: int, ids: torch.Tensor | None, out: torch.Tensor, scale: float
+    ) -> library.EmbedBlocks:
+        """As `lookup`, into `out`, for as many rows as stand at the address `rows`."""
+        return library.EmbedBlocks(
+            rows=rows,
+            ids=None if ids is None else ids.data_ptr(),
+            format=self.format,
+            table=self.packed.data_ptr(),
+            out=out.data_ptr(),
+            size=self.k,
+            scale=scale,
+            dtype=library.dtype_code(out.dtype),
+        )
+
+
+class MixedWeight(PackedWeight):
+    """A plain product whose rows lie in blocks of several kinds: products of one x, side by side."""
+
+    def __init__(self, kinds: Sequence[tuple[str, int]], blocks: Rows, bias: torch.Tensor | None) -> None:
+        """kinds: those of the rows in turn and how many rows each has, whole panels but for the last; blocks: rows, of
+        as many bytes as their kind takes."""
+        self.parts: list[PackedWeight] = []
+        first = 0
+        for kind, count in kinds:
+            end = first + count
+            part = BlockWeight(kind, _SomeRows(blocks, first, end), None if bias is None else bias[first:end])
+            self.parts.append(part)
+            first = end
+        self.k, self.n, self.out_features, self.epilogue = self.parts[0].k, first, first, STORE
+
+    def operations(
+        self, rows: int, x: torch.Tensor, out: torch.Tensor, scratch: QuantizedRows | None = None
+    ) -> list[library.Operation]:
+        operations: list[library.Operation] = []
+        first = 0
+        for part in self.parts:
+            operations += part.operations(rows, x, out[:, first:], scratch)
+            first += part.n
+        return operations
+
+    def columns(self, first: int, end: int) -> "MixedWeight":
+        chosen = copy.copy(self)
+        chosen.n = chosen.out_features = end - first
+        chosen.parts, start = [], 0
+        for part in self.parts:
+            own_first, own_end = max(first - start, 0), min(end - start, part.n)
+            if own_first < own_end:
+                chosen.parts.append(part.columns(own_first, own_end))
+            start += part.n
+        return chosen
+
+
+class _SomeRows:
+    """Rows first..end - 1 of a matrix, all of one width."""
+
+    def __init__(self, rows: Rows, first: int, end: int) -> None:
+        self._rows, self._first = rows, first
+        self.shape = end - first, rows[first : first + 1].shape[1]
+
+    def __getitem__(self, rows: slice) -> torch.Tensor:
+        first, end, _ = rows.indices(self.shape[0])
+        return self._rows[self._first + first : self._first + end]
 
 
 def quantize_rows(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

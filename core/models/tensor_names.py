@@ -49,9 +49,15 @@ def layer_projections(spec: ModelSpec, index: int) -> tuple[Projection, Projecti
     )
 
 
+def embedding_projection(spec: ModelSpec) -> Projection:
+    """The embedding, as the product that a tied head makes of it."""
+    return Projection((EMBEDDING.removesuffix(".weight"),), (spec.vocab_size,), spec.hidden_size)
+
+
 def head_projection(spec: ModelSpec) -> Projection:
-    name = EMBEDDING.removesuffix(".weight") if spec.tied_head else "lm_head"
-    return Projection((name,), (spec.vocab_size,), spec.hidden_size)
+    if spec.tied_head:
+        return embedding_projection(spec)
+    return Projection(("lm_head",), (spec.vocab_size,), spec.hidden_size)
 
 
 def vectors(spec: ModelSpec) -> Iterator[tuple[str, int]]:

@@ -1,7 +1,7 @@
 """How each matrix of a model is kept and what that takes, decided once: the worker counts by the plan before anything
 is loaded, and the loader builds by it. A runtime says how it keeps one product; `plan_weights` asks it about all."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -9,10 +9,12 @@ import torch
 
 from ..kernels.linear import Rows
 from .spec import ModelSpec
-from .tensor_names import Projection, head_projection, layer_projections, vectors
+from .tensor_names import Projection, embedding_projection, head_projection, layer_projections, vectors
 from .tensor_source import TensorSource
 
 Matrix = TypeVar("Matrix", covariant=True)
+Kinds = tuple[str | None, ...]
+"""Of block, one for each part of a projection; None: not to be kept in blocks."""
 
 
 class BuildMatrix(Protocol[Matrix]):
@@ -45,20 +47,22 @@ class LayerPlan(Generic[Matrix]):
 
 @dataclass(frozen=True, slots=True)
 class WeightPlan(Generic[Matrix]):
-    """A whole model's. A tied head is held a second time, as a product."""
+    """A whole model's. `embedding`: None where it is a table of `dtype`, which a tied head holds a second time, as a
+    product; else rows are looked up in the blocks of this matrix, which may be the head itself."""
 
     spec: ModelSpec
     dtype: torch.dtype
     layers: tuple[LayerPlan[Matrix], ...]
     head: MatrixPlan[Matrix]
+    embedding: MatrixPlan[Matrix] | None
 
     @property
     def num_bytes(self) -> int:
         """What the model takes once it is loaded."""
-        embedding = self.spec.vocab_size * self.spec.hidden_size * self.dtype.itemsize
+        table = self.spec.vocab_size * self.spec.hidden_size * self.dtype.itemsize if self.embedding is None else 0
         norm_size = 4 if self.spec.norm_offset else self.dtype.itemsize
         norms = norm_size * sum(size for _, size in vectors(self.spec))
-        return embedding + norms + sum(matrix.num_bytes for matrix in self._matrices())
+        return table + norms + sum(matrix.num_bytes for matrix in self._matrices())
 
     @property
     def peak_bytes(self) -> int:
@@ -67,6 +71,8 @@ class WeightPlan(Generic[Matrix]):
 
     def _matrices(self) -> Iterator[MatrixPlan[Matrix]]:
         yield self.head
+        if self.embedding is not None and self.embedding is not self.head:
+            yield self.embedding
         for layer in self.layers:
             yield from (layer.qkv, layer.o, layer.gate_up, layer.down)
 
@@ -76,9 +82,9 @@ def plan_weights(
     dtype: torch.dtype,
     quantization: str | None,
     source: TensorSource,
-    plan_matrix: Callable[[Projection, str | None], MatrixPlan[Matrix]],
+    plan_matrix: Callable[[Projection, Kinds], MatrixPlan[Matrix]],
 ) -> WeightPlan[Matrix]:
-    """plan_matrix: given a projection and, for "gguf", the kind of block that all its parts lie in, if they lie in one.
+    """plan_matrix: given a projection and, for "gguf", in which kind of block each of its parts lies.
 
     Raises ValueError for "gguf" of another file.
     """
@@ -87,12 +93,9 @@ def plan_weights(
     kinds = source.block_kinds if quantization == "gguf" else {}
 
     def plan(projection: Projection) -> MatrixPlan[Matrix]:
-        return plan_matrix(projection, _common_kind(projection, kinds))
+        return plan_matrix(projection, tuple(kinds.get(f"{name}.weight") for name in projection.names))
 
     layers = tuple(LayerPlan(*map(plan, layer_projections(spec, index))) for index in range(len(spec.layers)))
-    return WeightPlan(spec, dtype, layers, plan(head_projection(spec)))
-
-
-def _common_kind(projection: Projection, kinds: Mapping[str, str]) -> str | None:
-    found = {kinds.get(f"{name}.weight") for name in projection.names}
-    return found.pop() if len(found) == 1 else None
+    head = plan(head_projection(spec))
+    embedding = head if spec.tied_head else plan(embedding_projection(spec))
+    return WeightPlan(spec, dtype, layers, head, embedding if embedding.from_blocks else None)

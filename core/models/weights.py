@@ -8,6 +8,7 @@ from typing import Generic, TypeVar
 import torch
 import torch.nn.functional as F
 
+from ..kernels.linear import BlockWeight
 from .gguf import GGUFSource
 from .linear import whole
 from .spec import LayerSpec, ModelSpec
@@ -40,21 +41,30 @@ class LayerWeights(Generic[M]):
 
 @dataclass
 class DecoderWeights(Generic[M]):
-    """embedding: [vocab_size, hidden_size], scaled; norms have their offset; matrices are as the runtime keeps them."""
+    """embedding: [vocab_size, hidden_size], scaled, or blocks, whose rows are to be scaled; norms have their offset;
+    matrices are as the runtime keeps them."""
 
     spec: ModelSpec
     dtype: torch.dtype
-    embedding: torch.Tensor
+    embedding: torch.Tensor | BlockWeight
     layers: list[LayerWeights[M]]
     norm: torch.Tensor
     head: M
 
     def embed(self, token_ids: torch.Tensor, prompt_embeds: PromptEmbeds = ()) -> torch.Tensor:
         """token_ids: [num_tokens] int64. Returns [num_tokens, hidden_size]."""
-        hidden = F.embedding(token_ids, self.embedding)
+        if isinstance(self.embedding, BlockWeight):
+            hidden = self.embedding.lookup(token_ids, self.dtype, embed_factor(self.spec, self.dtype))
+        else:
+            hidden = F.embedding(token_ids, self.embedding)
         for first, embeds in prompt_embeds:
             hidden[first : first + embeds.shape[0]] = embeds
         return hidden
+
+
+def embed_factor(spec: ModelSpec, dtype: torch.dtype) -> float:
+    """What embeddings are multiplied with, as `dtype` rounds it."""
+    return float(torch.tensor(spec.embed_scale, dtype=dtype))
 
 
 def load_weights(plan: WeightPlan[M], source: TensorSource, device: torch.device | None = None) -> DecoderWeights[M]:
@@ -62,19 +72,21 @@ def load_weights(plan: WeightPlan[M], source: TensorSource, device: torch.device
     spec = plan.spec
     check_tensors(source, expected_tensors(spec), optional_tensors(spec))
     reader = _Reader(source, plan, device)
+    head = reader.matrix(plan.head)
     return DecoderWeights(
         spec=spec,
         dtype=plan.dtype,
-        embedding=reader.embedding(),
+        embedding=reader.embedding(head),
         layers=[reader.layer(index, layer) for index, layer in enumerate(plan.layers)],
         norm=reader.vector(FINAL_NORM),
-        head=reader.matrix(plan.head),
+        head=head,
     )
 
 
 class _Reader(Generic[M]):
     def __init__(self, source: TensorSource, plan: WeightPlan[M], device: torch.device | None) -> None:
-        self._source, self._spec, self._dtype, self._device = source, plan.spec, plan.dtype, device
+        self._source, self._plan, self._device = source, plan, device
+        self._spec, self._dtype = plan.spec, plan.dtype
 
     def layer(self, index: int, plan: LayerPlan[M]) -> LayerWeights[M]:
         spec, prefix = self._spec.layers[index], layer_prefix(index)
@@ -111,10 +123,14 @@ class _Reader(Generic[M]):
             return (self._source.read(name, torch.float32) + offset).to(self._device)
         return self._source.read(name, self._dtype).clone().to(self._device)
 
-    def embedding(self) -> torch.Tensor:
+    def embedding(self, head: M) -> torch.Tensor | BlockWeight:
+        if (plan := self._plan.embedding) is not None:
+            blocks = head if plan is self._plan.head else self.matrix(plan)
+            assert isinstance(blocks, BlockWeight)
+            return blocks
         embedding = whole(_MergedRows(self._source, [EMBEDDING], self._dtype))
         if self._spec.embed_scale != 1.0:
-            embedding *= torch.tensor(self._spec.embed_scale, dtype=self._dtype)
+            embedding *= embed_factor(self._spec, self._dtype)
         return embedding.to(self._device)
 
 

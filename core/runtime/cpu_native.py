@@ -11,20 +11,21 @@ from ..attention.interface import AttentionMetadata, StepMetadata
 from ..attention.native import NativeAttentionBackend
 from ..kernels import library
 from ..kernels.linear import (
-    BLOCK_BYTES,
     GELU_MUL,
     PANEL,
     SILU_MUL,
     STORE,
     BlockWeight,
     Int8Weight,
+    MixedWeight,
     PackedWeight,
+    block_bytes,
     loading_bytes,
 )
 from ..lora.adapter import Adapter, AdapterRows
 from ..models.spec import ModelSpec
 from ..models.tensor_names import Projection
-from ..models.weight_plan import MatrixPlan
+from ..models.weight_plan import Kinds, MatrixPlan
 from ..models.weights import PromptEmbeds
 from .interface import Runtime
 from .native_adapters import packed
@@ -75,14 +76,20 @@ class NativeRuntime(Runtime[PackedWeight]):
                 return obstacle
         return None
 
-    def _plan_matrix(self, projection: Projection, block_kind: str | None) -> MatrixPlan[PackedWeight]:
+    def _plan_matrix(self, projection: Projection, kinds: Kinds) -> MatrixPlan[PackedWeight]:
+        """A gated pair of two kinds of block is dequantised; all else is kept in blocks where a kernel knows them."""
         rows, columns = projection.shape
         padded_rows, slab = -(-rows // PANEL) * PANEL, loading_bytes(rows, columns)
         epilogue = _EPILOGUES[projection.activation]
-        if BlockWeight.knows(block_kind):
-            num_bytes = padded_rows * columns // 32 * BLOCK_BYTES[block_kind]
-            build = partial(BlockWeight, block_kind, epilogue=epilogue)
-            return MatrixPlan(projection, build, num_bytes, slab, from_blocks=True)
+        known = [kind for kind in kinds if BlockWeight.knows(kind)]
+        if len(set(known)) == 1 and len(known) == len(kinds):
+            build = partial(BlockWeight, known[0], epilogue=epilogue)
+            return MatrixPlan(projection, build, block_bytes(known[0], rows, columns), slab, from_blocks=True)
+        aligned = all(count % PANEL == 0 for count in projection.rows[:-1])
+        if len(known) == len(kinds) and projection.activation is None and aligned:
+            parts = list(zip(known, projection.rows, strict=True))
+            num_bytes = sum(block_bytes(kind, count, columns) for kind, count in parts)
+            return MatrixPlan(projection, partial(MixedWeight, parts), num_bytes, slab, from_blocks=True)
         if self.quantization == "int8":
             return MatrixPlan(projection, partial(Int8Weight, epilogue=epilogue), padded_rows * (columns + 4), slab)
         num_bytes = padded_rows * columns * self.dtype.itemsize

@@ -18,7 +18,7 @@ from ..models.linear import DenseLinear, Int8Linear, Linear, PackedLinear
 from ..models.rotary import inverse_frequencies, rotary_tables
 from ..models.spec import AttentionSpec, ModelSpec, RotarySpec
 from ..models.tensor_names import Projection, layer_projections
-from ..models.weight_plan import MatrixPlan
+from ..models.weight_plan import Kinds, MatrixPlan
 from ..models.weights import LayerWeights, PromptEmbeds
 from .interface import Runtime
 
@@ -56,7 +56,7 @@ class TorchRuntime(Runtime[Linear]):
         ]
         self._frequencies = {rotary: inverse_frequencies(rotary).to(device) for rotary in rotaries if rotary}
 
-    def _plan_matrix(self, projection: Projection, block_kind: str | None) -> MatrixPlan[Linear]:
+    def _plan_matrix(self, projection: Projection, kinds: Kinds) -> MatrixPlan[Linear]:
         rows, columns = projection.shape
         slab = loading_bytes(rows, columns)
         if self.quantization == "int8":

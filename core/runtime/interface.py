@@ -13,7 +13,7 @@ from ..lora.adapter import Adapter, AdapterRows
 from ..models.spec import ModelSpec
 from ..models.tensor_names import Projection
 from ..models.tensor_source import TensorSource
-from ..models.weight_plan import MatrixPlan, WeightPlan, plan_weights
+from ..models.weight_plan import Kinds, MatrixPlan, WeightPlan, plan_weights
 from ..models.weights import DecoderWeights, PromptEmbeds, load_weights
 from . import cpu_memory
 from .kv_layout import KVLayout
@@ -50,7 +50,7 @@ class Runtime(ABC, Generic[M]):
         return plan_weights(self.spec, self.dtype, self.quantization, source, self._plan_matrix)
 
     @abstractmethod
-    def _plan_matrix(self, projection: Projection, block_kind: str | None) -> MatrixPlan[M]: ...
+    def _plan_matrix(self, projection: Projection, kinds: Kinds) -> MatrixPlan[M]: ...
 
     @torch.inference_mode()
     def load(self, plan: WeightPlan[M], source: TensorSource) -> None:

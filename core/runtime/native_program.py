@@ -9,12 +9,12 @@ import torch
 from ..attention.interface import AttentionMetadata, StepMetadata
 from ..attention.native import NativeAttentionBackend, fill_step
 from ..kernels import library, memory
-from ..kernels.linear import PANEL, PackedWeight, QuantizedRows
+from ..kernels.linear import PANEL, BlockWeight, PackedWeight, QuantizedRows
 from ..lora.adapter import ATTENTION_OUT, DOWN, GATE_UP, PARTS_A_LAYER, QKV, AdapterRows
 from ..models.ops import softcap
 from ..models.rotary import inverse_frequencies, rotary_table
 from ..models.spec import RotarySpec
-from ..models.weights import DecoderWeights, LayerWeights
+from ..models.weights import DecoderWeights, LayerWeights, embed_factor
 from .native_adapters import AdapterProducts, AdapterStep, Parts
 
 
@@ -85,13 +85,7 @@ class DecoderProgram:
             widest = max(max(each.qkv.n, each.o.n, each.gate_up.n, each.down.n) for each in weights.layers)
             self._adapters = AdapterProducts(capacity, widest)
             self._adapter_steps = {rows: AdapterStep(num_places) for rows in (self._tokens, self._rows)}
-        self._embed = library.Embed(
-            rows=self._tokens,
-            table=weights.embedding.data_ptr(),
-            out=self._hidden.data_ptr(),
-            size=spec.hidden_size,
-            dtype=library.dtype_code(self._dtype),
-        )
+        self._embed = self._embedding_of(weights)
         tables: dict[RotarySpec | None, torch.Tensor] = {
             rotary: rotary_table(inverse_frequencies(rotary), num_positions, self._dtype)
             for rotary in {layer.attention.rotary for layer in spec.layers}
@@ -104,6 +98,18 @@ class DecoderProgram:
             )
         ]
         self._recording = library.Recording(self._record(layers), keep_alive=(weights, layers))
+
+    def _embedding_of(self, weights: DecoderWeights[PackedWeight]) -> library.Embed | library.EmbedBlocks:
+        if isinstance(weights.embedding, BlockWeight):
+            factor = embed_factor(weights.spec, self._dtype)
+            return weights.embedding.lookup_operation(self._tokens, None, self._hidden, factor)
+        return library.Embed(
+            rows=self._tokens,
+            table=weights.embedding.data_ptr(),
+            out=self._hidden.data_ptr(),
+            size=weights.spec.hidden_size,
+            dtype=library.dtype_code(self._dtype),
+        )
 
     def _buffer(self, width: int) -> torch.Tensor:
         return memory.allocate((self.capacity, width), self._dtype)
@@ -337,7 +343,13 @@ def _address(tensor: torch.Tensor | None) -> int | None:
 
 
 def with_prologue(rows: int, operations: list[library.Operation]) -> list[library.Operation]:
-    """operations: a product behind what leads up to it, whose results nothing else reads."""
+    """operations: a product behind what leads up to it, whose results nothing else reads. Of several products, each has
+    its own quantisation right before it, and what precedes the first of them is for all."""
+    products = [index for index, operation in enumerate(operations) if isinstance(operation, library.Gemm)]
+    if len(products) > 1:
+        first = products[0] - 1
+        pairs = [with_prologue(rows, operations[index - 1 : index + 1]) for index in products]
+        return operations[:first] + [operation for pair in pairs for operation in pair]
     if len(operations) == 1:
         return operations
     return [library.Prologue(rows=rows, operations=len(operations) - 1), *operations]

@@ -11,7 +11,7 @@ struct bf16 {
 };
 
 constexpr int PANEL = 32;          // output columns of a packed weight that lie together
-constexpr int GROUP = 32;          // values to a block of GGUF's formats, and to a scale of quantised x at the finest
+constexpr int GROUP = 32;          // values to a block of GGUF's formats
 constexpr int BLOCK = 16;          // tokens of the KV cache that lie together
 constexpr int MAX_HEAD_DIM = 512;  // in attention
 constexpr int MAX_LORA_RANK = 512;
@@ -41,6 +41,18 @@ struct EmbedArgs {
     int64_t dtype;
 };
 
+// Rows of a packed weight in GGUF's blocks, each value rounded to the dtype, then times `scale` and rounded again.
+struct EmbedBlocksArgs {
+    const int64_t* rows;
+    const int64_t* ids;  // [rows]
+    int64_t format;
+    const void* table;  // packed, [vocab, size]
+    void* out;          // [rows, size]
+    int64_t size;
+    double scale;
+    int64_t dtype;
+};
+
 // sum = residual + x (x is normalised before where x_weight is given; without x the sum is the residual), then out = sum
 // normalised (merely copied where weight is null). With `row_index`, and no x, only those rows of the residual are taken,
 // into consecutive rows of out. What is normalised is rounded to its dtype before a weight of that dtype multiplies it, and
@@ -61,7 +73,18 @@ struct RmsNormArgs {
 };
 
 enum Epilogue : int64_t { STORE = 0, STORE_FLOAT32 = 1, SILU_MUL = 2, GELU_MUL = 3 };
-enum Format : int64_t { BF16 = 0, INT8 = 1, Q8_0 = 2, Q4_0 = 3, Q4_1 = 4 };
+enum Format : int64_t {
+    BF16 = 0,
+    INT8 = 1,
+    Q8_0 = 2,
+    Q4_0 = 3,
+    Q4_1 = 4,
+    Q5_0 = 5,
+    Q5_1 = 6,
+    Q4_K = 7,
+    Q5_K = 8,
+    Q6_K = 9,
+};
 
 // One product with packed weights. SILU_MUL and GELU_MUL (GELU by tanh) of gate and up: each 32-column panel holds 16 gate
 // columns, then the 16 up columns that belong to them; out is [rows, n / 2].
@@ -69,7 +92,7 @@ struct GemmArgs {
     const int64_t* rows;
     const void* x;  // [rows, x_stride], bf16; for all other formats int8 as quantised by QuantizeArgs
     int64_t x_stride;
-    int64_t x_block;        // values of a row of x to one scale: 32, or for INT8 any divisor of k
+    int64_t x_block;        // values of a row of x to one scale: 32, for Q6_K 16, for INT8 any divisor of k
     const float* x_scales;  // [rows, k / x_block]
     const int32_t* x_sums;  // likewise
     const float* x_totals;  // [rows], of scale times sum
@@ -282,6 +305,7 @@ enum Kind : int64_t {
     PENALTIES = 12,
     PROLOGUE = 13,
     LORA = 14,
+    EMBED_BLOCKS = 15,
 };
 
 struct Op {

@@ -36,6 +36,7 @@ extern "C" __attribute__((visibility("default"))) int corespan_isa_level() {
 extern "C" __attribute__((visibility("default"))) int64_t corespan_args_size(int64_t kind) {
     switch (kind) {
         case EMBED: return sizeof(EmbedArgs);
+        case EMBED_BLOCKS: return sizeof(EmbedBlocksArgs);
         case RMS_NORM: return sizeof(RmsNormArgs);
         case GEMM: return sizeof(GemmArgs);
         case PACK: return sizeof(PackArgs);

@@ -14,6 +14,7 @@
 #include "kv_write.h"
 #include "lora.h"
 #include "quant.h"
+#include "quant_blocks.h"
 #include "sampling.h"
 
 #define BY_DTYPE(function, Args) \
@@ -26,18 +27,30 @@
     : ((const Args*)op.args)->wide           ? function<bf16, float>(*(const Args*)op.args, team)  \
                                              : function<bf16, bf16>(*(const Args*)op.args, team)
 
-#define BY_FORMAT(function, Args)                                                              \
-    switch (((const Args*)op.args)->format) {                                                  \
-        case BF16: return function<Bf16Weight>(*(const Args*)op.args, team);                   \
-        case INT8: return function<Int8Weight>(*(const Args*)op.args, team);                   \
-        case Q8_0: return function<BlockWeight<8, false>>(*(const Args*)op.args, team);        \
-        case Q4_0: return function<BlockWeight<4, false>>(*(const Args*)op.args, team);        \
-        default: return function<BlockWeight<4, true>>(*(const Args*)op.args, team);           \
+// `op` by the weight format of its arguments; BY_BLOCKS takes GGUF's alone.
+#define BY_BLOCKS(function, Args)                                                     \
+    switch (((const Args*)op.args)->format) {                                         \
+        case Q8_0: return function<BlockWeight<8, false>>(*(const Args*)op.args, team); \
+        case Q4_0: return function<BlockWeight<4, false>>(*(const Args*)op.args, team); \
+        case Q4_1: return function<BlockWeight<4, true>>(*(const Args*)op.args, team);  \
+        case Q5_0: return function<BlockWeight<5, false>>(*(const Args*)op.args, team); \
+        case Q5_1: return function<BlockWeight<5, true>>(*(const Args*)op.args, team);  \
+        case Q4_K: return function<SuperBlockWeight<4>>(*(const Args*)op.args, team);   \
+        case Q5_K: return function<SuperBlockWeight<5>>(*(const Args*)op.args, team);   \
+        default: return function<SuperBlockWeight<6>>(*(const Args*)op.args, team);     \
+    }
+
+#define BY_FORMAT(function, Args)                                            \
+    switch (((const Args*)op.args)->format) {                                \
+        case BF16: return function<Bf16Weight>(*(const Args*)op.args, team); \
+        case INT8: return function<Int8Weight>(*(const Args*)op.args, team); \
+        default: BY_BLOCKS(function, Args)                                   \
     }
 
 static void execute(const Op& op, Team& team) {
     switch (op.kind) {
         case EMBED: return BY_DTYPE(embed, EmbedArgs);
+        case EMBED_BLOCKS: BY_BLOCKS(embed_blocks, EmbedBlocksArgs)
         case RMS_NORM: return BY_DTYPES(rms_norm, RmsNormArgs, wide_weights);
         case GEMM: BY_FORMAT(gemm, GemmArgs)
         case PACK: BY_FORMAT(pack_weight, PackArgs)

@@ -1,7 +1,7 @@
-// Quantised weights: int8 with a scale to each column, and GGUF's blocks of 32 values. x is int8, quantised as it comes.
+// Weights of int8 with a scale to each column, and x as int8, quantised as it comes; GGUF's blocks are in quant_blocks.h.
 //
 // The dot product of the hardware takes unsigned by signed bytes, so weights are kept unsigned, `ZERO` above their value,
-// and ZERO times the sum of x is taken off again. Blocks keep the file's scales and bits; only their order changes.
+// and ZERO times the sum of x is taken off again.
 
 // acc + the four products of unsigned bytes of w and signed bytes of x in each lane.
 INLINE Ints dot_bytes(Ints acc, Words w, Words x) {
@@ -62,79 +62,6 @@ struct Int8Weight {
             for (int64_t j = 0; j < PANEL; j++) {
                 const int64_t column = panel * PANEL + j;
                 out[(i / 4 * PANEL + j) * 4 + i % 4] = 128 + (column < a.n ? weight[column * a.k + i] : 0);
-            }
-    }
-};
-
-// GGUF's formats in the file: per 32 values a half-precision scale, Q4_1 a minimum too, then the values. 4-bit blocks
-// hold value i in the low and i + 16 in the high half of byte i. Packed, per 32 columns: scales, minima, words of values.
-template <int BITS, bool HAS_MINIMUM>
-struct BlockWeight {
-    static constexpr int TILE_ROWS = MANY_REGISTERS ? 6 : 2;
-    static constexpr int ZERO = HAS_MINIMUM ? 0 : 1 << (BITS - 1);
-    static constexpr int HEAD = HAS_MINIMUM ? 4 : 2;                // bytes before the values of a block in the file
-    static constexpr int VALUE_WORDS = GROUP * BITS / 32;           // of one column
-    static constexpr int BLOCK_BYTES = HEAD + 4 * VALUE_WORDS;      // in the file
-    static constexpr int PACKED_BYTES = PANEL * BLOCK_BYTES;        // of 32 columns
-
-    static int64_t panel_bytes(int64_t k) { return k / GROUP * PACKED_BYTES; }
-
-    // The eight words of values of columns first..first+15 of a packed block.
-    INLINE static void unpack(const uint8_t* packed, int first, Words (&values)[8]) {
-        const uint8_t* words = packed + HEAD * PANEL + 4 * first;
-        UNROLL for (int i = 0; i < VALUE_WORDS; i++) {
-            const Words w = load_words(words + i * 4 * PANEL);
-            if constexpr (BITS == 8) {
-                values[i] = w;
-            } else {
-                values[i] = w & splat_word(0x0f0f0f0fu);
-                values[i + 4] = shift_right(w, 4) & splat_word(0x0f0f0f0fu);
-            }
-        }
-    }
-
-    template <int ROWS>
-    INLINE static void multiply(const GemmArgs& a, int64_t row, int64_t panel, int64_t ahead, Vec (&sum)[ROWS][2]) {
-        const int64_t blocks = a.k / GROUP;
-        const int8_t* x = (const int8_t*)a.x + row * a.x_stride;
-        const uint8_t* packed = (const uint8_t*)a.weight + panel * panel_bytes(a.k);
-        for (int64_t block = 0; block < blocks; block++, packed += PACKED_BYTES) {
-            if (ROWS > 4) UNROLL for (int at = 0; at < PACKED_BYTES; at += 128) fetch<ROWS>(packed + at, ahead);
-            UNROLL for (int half = 0; half < 2; half++) {
-                Words values[8];
-                unpack(packed, 16 * half, values);
-                const Vec scale = load_half(packed + 32 * half);
-                UNROLL for (int r = 0; r < ROWS; r++) {
-                    const int64_t at = (row + r) * blocks + block;
-                    Ints acc = splat_int(-ZERO * a.x_sums[at]);
-                    UNROLL for (int i = 0; i < 8; i++)
-                        acc = dot_bytes(acc, values[i], broadcast_word(x + r * a.x_stride + block * GROUP + 4 * i));
-                    const Vec x_scale = splat(a.x_scales[at]);
-                    sum[r][half] = fma(to_floats(acc), scale * x_scale, sum[r][half]);
-                    if constexpr (HAS_MINIMUM) {
-                        const Vec minimum = load_half(packed + 2 * PANEL + 32 * half);
-                        sum[r][half] = fma(minimum, splat(a.x_scales[at] * (float)a.x_sums[at]), sum[r][half]);
-                    }
-                }
-            }
-        }
-    }
-
-    static void pack_panel(const PackArgs& a, int64_t panel, void* to) {
-        const int64_t blocks = a.k / GROUP;
-        uint8_t* out = (uint8_t*)to;
-        for (int64_t block = 0; block < blocks; block++, out += PACKED_BYTES)
-            for (int j = 0; j < PANEL; j++) {
-                const int64_t column = panel * PANEL + j;
-                uint8_t from[BLOCK_BYTES] = {};
-                if (column < a.n) memcpy(from, (const uint8_t*)a.weight + (column * blocks + block) * BLOCK_BYTES, BLOCK_BYTES);
-                for (int i = 0; i < HEAD / 2; i++) memcpy(out + i * 2 * PANEL + 2 * j, from + 2 * i, 2);
-                for (int i = 0; i < VALUE_WORDS; i++) {
-                    uint32_t word;
-                    memcpy(&word, from + HEAD + 4 * i, 4);
-                    if (BITS == 8) word ^= 0x80808080u;
-                    memcpy(out + HEAD * PANEL + (i * PANEL + j) * 4, &word, 4);
-                }
             }
     }
 };

@@ -355,6 +355,29 @@ INLINE Vec load_half(const void* from) {
     return r;
 }
 
+// 16 unsigned (T = uint8_t) or signed (int8_t) bytes.
+template <class T>
+INLINE Vec load_bytes(const void* from) {
+    typedef T bytes __attribute__((vector_size(LANES)));
+    Vec r;
+    EACH_PART {
+        bytes some;
+        memcpy(&some, (const uint8_t*)from + i * LANES, sizeof some);
+        r.part[i] = __builtin_convertvector(__builtin_convertvector(some, vint), vfloat);
+    }
+    return r;
+}
+
+INLINE Words operator|(Words a, Words b) {
+    EACH_PART a.part[i] |= b.part[i];
+    return a;
+}
+
+INLINE Words shift_left(Words x, int bits) {
+    EACH_PART x.part[i] <<= bits;
+    return x;
+}
+
 INLINE Ints splat_int(int32_t x) {
     Ints r;
     EACH_PART r.part[i] = vint{} + x;

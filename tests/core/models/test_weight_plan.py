@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from step_driver import make_vllm_config
 
 from corespan.core.kernels import library
-from corespan.core.kernels.linear import BlockWeight, Int8Weight, PackedWeight
+from corespan.core.kernels.linear import BlockWeight, Int8Weight, MixedWeight, PackedWeight
 from corespan.core.models.gguf import GGUFSource
 from corespan.core.models.loader import open_checkpoint
 from corespan.core.models.registry import resolve_model_spec
@@ -30,11 +30,17 @@ def num_bytes(*tensors: torch.Tensor | None) -> int:
 
 
 def matrix_bytes(matrix: Any) -> int:
+    if isinstance(matrix, MixedWeight):
+        return sum(map(matrix_bytes, matrix.parts))
     return num_bytes(*(getattr(matrix, name, None) for name in ("packed", "weight_scales", "weight", "scales")))
 
 
 def model_bytes(weights: DecoderWeights[Any]) -> int:
-    total = num_bytes(weights.embedding, weights.norm) + matrix_bytes(weights.head)
+    total = num_bytes(weights.norm) + matrix_bytes(weights.head)
+    if isinstance(weights.embedding, torch.Tensor):
+        total += num_bytes(weights.embedding)
+    elif weights.embedding is not weights.head:
+        total += matrix_bytes(weights.embedding)
     for layer in weights.layers:
         total += num_bytes(layer.attention_norm, layer.mlp_norm)
         total += sum(matrix_bytes(matrix) for matrix in (layer.qkv, layer.o, layer.gate_up, layer.down))
@@ -91,7 +97,7 @@ def write_llama(path: Path, spec: ModelSpec, kinds: dict[str, gguf.GGMLQuantizat
 def test_merged_parts_of_different_formats_count_as_they_are_kept(
     llama: Any, tmp_path: Path, quantization: str | None, tied: bool
 ) -> None:
-    """Queries, keys and values are one product: in blocks where all three are of one format, else in bfloat16."""
+    """Queries, keys and values are products in blocks of their own where they are of several formats."""
     spec, kind = replace(resolve_model_spec(llama[1]), tied_head=tied), gguf.GGMLQuantizationType
     path = tmp_path / "model.gguf"
     same = {f"blk.0.attn_{part}": kind.Q8_0 for part in "qkv"}
@@ -107,8 +113,11 @@ def test_merged_parts_of_different_formats_count_as_they_are_kept(
     assert runtime.weights is not None
     assert plan.num_bytes == model_bytes(runtime.weights)
     kept = [type(layer.qkv) for layer in runtime.weights.layers[:2]]
-    expected = {None: [PackedWeight] * 2, "int8": [Int8Weight] * 2, "gguf": [BlockWeight, PackedWeight]}
+    expected = {None: [PackedWeight] * 2, "int8": [Int8Weight] * 2, "gguf": [BlockWeight, MixedWeight]}
     assert kept == expected[quantization]
+    if quantization == "gguf":
+        assert isinstance(runtime.weights.embedding, BlockWeight)
+        assert (runtime.weights.embedding is runtime.weights.head) == tied
 
 
 def test_blocks_of_a_file_that_has_none_are_refused(llama: Any) -> None:
