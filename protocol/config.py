@@ -8,7 +8,8 @@ import msgspec
 from .param_checks import check_end_ids
 
 Dtype = Literal["bfloat16", "float16", "float32"]
-Quantization = Literal["int8", "gguf"]
+Quantization = Literal["int8", "gguf", "dequantize"]
+"""Of weights: int8; a GGUF file's own blocks, which it keeps without any too; values of the dtype in their place."""
 SchedulingPolicy = Literal["fcfs", "priority"]
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
 """What is reported as log-probabilities: before or after penalties, masks and temperature; or the logits."""

@@ -34,8 +34,8 @@ def add_engine_options(command: argparse.ArgumentParser) -> None:
     )
     engine.add_argument(
         "--quantization",
-        choices=["int8", "gguf"],
-        help="compute weights in int8, or in a GGUF file's own 4 and 8 bits [in the dtype]",
+        choices=["int8", "gguf", "dequantize"],
+        help="weights in int8, in a GGUF file's own blocks, or in the dtype [the blocks, else the dtype]",
     )
     engine.add_argument(
         "--max-model-len", metavar="N", help="tokens of prompt and completion, e.g. 4096 or 4K [the model's]"

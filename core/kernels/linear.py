@@ -62,6 +62,13 @@ def block_bytes(kind: str, rows: int, columns: int) -> int:
     return -(-rows // PANEL) * PANEL * (columns // block.size) * block.packed_bytes
 
 
+def block_loading_bytes(kind: str, rows: int, columns: int) -> int:
+    """As `loading_bytes`, where blocks are packed as they lie: a slab of them, read, merged and put in order."""
+    block = BLOCK_FORMATS[kind]
+    row_bytes = columns // block.size * block.file_bytes
+    return 3 * min(rows * row_bytes, max(SLAB_VALUES, PANEL * row_bytes))
+
+
 class Rows(Protocol):
     """A matrix, or what gives slices of one's rows as tensors."""
 

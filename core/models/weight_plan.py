@@ -65,6 +65,11 @@ class WeightPlan(Generic[Matrix]):
         return table + norms + sum(matrix.num_bytes for matrix in self._matrices())
 
     @property
+    def kept_as(self) -> str:
+        """For messages: what most of it is."""
+        return "the file's own blocks" if self.head.from_blocks else str(self.dtype).removeprefix("torch.")
+
+    @property
     def peak_bytes(self) -> int:
         """What it takes at most while it is loaded."""
         return self.num_bytes + max(matrix.loading_bytes for matrix in self._matrices())
@@ -84,13 +89,13 @@ def plan_weights(
     source: TensorSource,
     plan_matrix: Callable[[Projection, Kinds], MatrixPlan[Matrix]],
 ) -> WeightPlan[Matrix]:
-    """plan_matrix: given a projection and, for "gguf", in which kind of block each of its parts lies.
+    """plan_matrix: given a projection and in which kind of block each of its parts lies, where those are to be kept.
 
     Raises ValueError for "gguf" of another file.
     """
     if quantization == "gguf" and not source.block_kinds:
         raise ValueError(f"quantization 'gguf' needs a .gguf file; {source.path} is none")
-    kinds = source.block_kinds if quantization == "gguf" else {}
+    kinds = source.block_kinds if quantization in (None, "gguf") else {}
 
     def plan(projection: Projection) -> MatrixPlan[Matrix]:
         return plan_matrix(projection, tuple(kinds.get(f"{name}.weight") for name in projection.names))

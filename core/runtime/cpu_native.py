@@ -20,6 +20,7 @@ from ..kernels.linear import (
     MixedWeight,
     PackedWeight,
     block_bytes,
+    block_loading_bytes,
     loading_bytes,
 )
 from ..lora.adapter import Adapter, AdapterRows
@@ -84,11 +85,13 @@ class NativeRuntime(Runtime[PackedWeight]):
         known = [kind for kind in kinds if BlockWeight.knows(kind)]
         if len(set(known)) == 1 and len(known) == len(kinds):
             build = partial(BlockWeight, known[0], epilogue=epilogue)
-            return MatrixPlan(projection, build, block_bytes(known[0], rows, columns), slab, from_blocks=True)
+            num_bytes, slab = block_bytes(known[0], rows, columns), block_loading_bytes(known[0], rows, columns)
+            return MatrixPlan(projection, build, num_bytes, slab, from_blocks=True)
         aligned = all(count % PANEL == 0 for count in projection.rows[:-1])
         if len(known) == len(kinds) and projection.activation is None and aligned:
             parts = list(zip(known, projection.rows, strict=True))
             num_bytes = sum(block_bytes(kind, count, columns) for kind, count in parts)
+            slab = max(block_loading_bytes(kind, count, columns) for kind, count in parts)
             return MatrixPlan(projection, partial(MixedWeight, parts), num_bytes, slab, from_blocks=True)
         if self.quantization == "int8":
             return MatrixPlan(projection, partial(Int8Weight, epilogue=epilogue), padded_rows * (columns + 4), slab)

@@ -30,8 +30,7 @@ def make_runtime(spec: ModelSpec, dtype: torch.dtype, block_size: int, quantizat
         return NativeRuntime(spec, dtype, block_size, quantization)
     if envs.VLLM_BATCH_INVARIANT:
         raise ValueError(f"VLLM_BATCH_INVARIANT=1 cannot be kept: {obstacle}")
-    if quantization is not None:
-        consequence = _QUANTIZATION_IN_TORCH[quantization]
+    if consequence := _QUANTIZATION_IN_TORCH.get(quantization or ""):
         logger.warning("quantization is %r, and torch runs this model: %s: %s", quantization, obstacle, consequence)
     elif dtype == torch.bfloat16:
         logger.warning("torch runs this model, slower than native kernels would: %s", obstacle)

@@ -66,7 +66,7 @@ class Worker:
             if needed > available:
                 raise ValueError(
                     f"{model_config.model} needs {needed / _GIB:.2f} GiB to load its weights as "
-                    f"{model_config.quantization or model_config.dtype}, and only {available / _GIB:.2f} GiB of memory "
+                    f"{model_config.quantization or plan.kept_as}, and only {available / _GIB:.2f} GiB of memory "
                     "are available"
                 )
             self.runtime.load(plan, source)

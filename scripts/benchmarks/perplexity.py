@@ -16,7 +16,7 @@ def main() -> None:
     options = parse_options()
     text = "\n".join(topics[name] for name in sorted(topics))[: options.bytes]
     reference = None
-    for quantization in (None, *options.quantization):
+    for quantization in ("dequantize", *options.quantization):
         perplexity, count = measure(options.model, quantization, text, options.window)
         reference = reference or perplexity
         line = {"quantization": quantization, "tokens": count, "perplexity": round(perplexity, 4)}
@@ -33,7 +33,7 @@ def parse_options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def measure(model: str, quantization: str | None, text: str, window: int) -> tuple[float, int]:
+def measure(model: str, quantization: str, text: str, window: int) -> tuple[float, int]:
     """Each window stands alone; its first token is given, not predicted. Returns the perplexity and its token count."""
     from corespan import LLM, SamplingParams
 

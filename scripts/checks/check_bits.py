@@ -16,7 +16,11 @@ from typing import Any
 SCRIPTS = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(SCRIPTS / "benchmarks"))
 
-FORMATS: dict[str, dict[str, Any]] = {"bf16": {}, "int8": {"quantization": "int8"}, "gguf": {"quantization": "gguf"}}
+FORMATS: dict[str, dict[str, Any]] = {
+    "bf16": {"quantization": "dequantize"},
+    "int8": {"quantization": "int8"},
+    "gguf": {"quantization": "gguf"},
+}
 DRAFTS = {"speculative_config": {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3}}
 ENGINES = {
     **{name: {"max_num_batched_tokens": 256, **options} for name, options in FORMATS.items()},

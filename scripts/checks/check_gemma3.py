@@ -41,7 +41,7 @@ PROMPTS = [
 
 
 def greedy(dtype: str, prompts: list[list[int]]) -> list[list[int]]:
-    llm = LLM(MODEL, dtype=dtype, max_model_len=2048, skip_tokenizer_init=True)
+    llm = LLM(MODEL, dtype=dtype, quantization="dequantize", max_model_len=2048, skip_tokenizer_init=True)
     params = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True, detokenize=False)
     outputs = llm.generate([{"prompt_token_ids": ids} for ids in prompts], params, use_tqdm=False)
     llm.shutdown()

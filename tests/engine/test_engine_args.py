@@ -336,7 +336,7 @@ def test_a_command_line_has_an_option_for_every_field(tiny_llama_dir: str) -> No
         enable_log_requests=True,
     )
     assert EngineArgs.from_cli_args(argparse.Namespace(model="m", other=1)) == EngineArgs("m")
-    assert "{int8,gguf}" in parser.format_help()
+    assert "{int8,gguf,dequantize}" in parser.format_help()
 
 
 def test_profiles_go_where_the_configuration_says(config_of: Any, tmp_path: Path) -> None:

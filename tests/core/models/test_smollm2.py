@@ -48,8 +48,9 @@ def reference(smollm2_gguf: str) -> Iterator[Any]:
 
 
 def generate(model_files: ModelFiles, dtype: str, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
-    """Prompts with their greedy continuations, all in one batch."""
-    driver = StepDriver(Worker(make_vllm_config(model_files.path, model_files.hf_config, dtype=dtype)))
+    """Prompts with their greedy continuations, all in one batch, with the weights in `dtype`."""
+    config = make_vllm_config(model_files.path, model_files.hf_config, dtype=dtype, quantization="dequantize")
+    driver = StepDriver(Worker(config))
     for index, prompt in enumerate(prompts):
         driver.add(str(index), prompt)
     driver.run(num_tokens, chunk=11)

@@ -20,6 +20,7 @@ from corespan.core.models.loader import open_checkpoint
 from corespan.core.models.registry import resolve_model_spec
 from corespan.core.models.spec import ModelSpec
 from corespan.core.models.tensor_names import expected_tensors
+from corespan.core.models.tensor_source import ALL_ROWS, TensorSource
 from corespan.core.models.weights import DecoderWeights
 from corespan.core.runtime.cpu_native import NativeRuntime
 from corespan.core.worker.worker import Worker
@@ -93,7 +94,7 @@ def write_llama(path: Path, spec: ModelSpec, kinds: dict[str, gguf.GGMLQuantizat
 
 @pytest.mark.skipif(not library.is_available(), reason="no native kernels")
 @pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("quantization", [None, "gguf", "int8"])
+@pytest.mark.parametrize("quantization", [None, "dequantize", "int8"])
 def test_merged_parts_of_different_formats_count_as_they_are_kept(
     llama: Any, tmp_path: Path, quantization: str | None, tied: bool
 ) -> None:
@@ -113,11 +114,49 @@ def test_merged_parts_of_different_formats_count_as_they_are_kept(
     assert runtime.weights is not None
     assert plan.num_bytes == model_bytes(runtime.weights)
     kept = [type(layer.qkv) for layer in runtime.weights.layers[:2]]
-    expected = {None: [PackedWeight] * 2, "int8": [Int8Weight] * 2, "gguf": [BlockWeight, MixedWeight]}
+    expected = {"dequantize": [PackedWeight] * 2, "int8": [Int8Weight] * 2, None: [BlockWeight, MixedWeight]}
     assert kept == expected[quantization]
-    if quantization == "gguf":
+    if quantization is None:
         assert isinstance(runtime.weights.embedding, BlockWeight)
         assert (runtime.weights.embedding is runtime.weights.head) == tied
+
+
+class Llama8B(TensorSource):
+    """Llama 3 8B in the mix of kinds that llama.cpp calls Q4_K_M; there is nothing to read."""
+
+    path = "llama-3-8b.Q4_K_M.gguf"
+    shapes: dict[str, tuple[int, ...]] = {}  # type: ignore[assignment]
+
+    @property
+    def block_kinds(self) -> dict[str, str]:
+        more_bits = {*range(4), *range(28, 32), *range(6, 28, 3)}
+        finer = {f"model.layers.{i}.{part}.weight" for i in more_bits for part in ("self_attn.v_proj", "mlp.down_proj")}
+        finer.add("lm_head.weight")
+        return {name: "Q6_K" if name in finer else "Q4_K" for name in expected_tensors(LLAMA_8B)}
+
+    def read(self, name: str, dtype: torch.dtype, rows: slice = ALL_ROWS) -> torch.Tensor:
+        raise AssertionError(name)
+
+    def close(self) -> None: ...
+
+
+LLAMA_8B = resolve_model_spec(
+    {
+        **{"architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "intermediate_size": 14336},
+        **{"num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256},
+        **{"rms_norm_eps": 1e-5, "rope_theta": 5e5, "max_position_embeddings": 8192},
+    }
+)
+
+
+@pytest.mark.skipif(not library.is_available(), reason="no native kernels")
+def test_eight_billion_weights_in_q4_k_m_fit_six_gigabytes() -> None:
+    """Loading included, which takes at most 15% more than what stays."""
+    runtime = NativeRuntime(LLAMA_8B, torch.bfloat16, 16)
+    plan = runtime.plan(Llama8B())
+    assert all(layer.qkv.from_blocks and layer.down.from_blocks for layer in plan.layers)
+    assert 4.9e9 < plan.num_bytes < plan.peak_bytes < min(5.5e9, 1.15 * plan.num_bytes)
+    assert plan.kept_as == "the file's own blocks"
 
 
 def test_blocks_of_a_file_that_has_none_are_refused(llama: Any) -> None:
