@@ -20,6 +20,8 @@ from workloads import WORKLOADS
 from corespan.protocol.config import Quantization
 
 QUANTIZATIONS = get_args(Quantization)
+SHAPES = ("1b", "qwen3-0.6b")
+FILES = ("folder", "Q4_0", "Q8_0", "Q4_K_M")
 PEERS = {  # name: (runner, whether it reads the GGUF itself)
     "transformers": ("run_transformers.py", False),
     "vllm": ("run_vllm.py", False),
@@ -30,6 +32,9 @@ PEERS = {  # name: (runner, whether it reads the GGUF itself)
 
 def main() -> None:
     options = parse_options()
+    if options.shape:
+        options.model = str(model_of_shape(options.shape, options.file))
+        options.engine_args["skip_tokenizer_init"] = True
     with contextlib.ExitStack() as stack:
         subjects: list[Subject] = []
         for name, command, environment in subject_commands(options, stack):
@@ -63,6 +68,10 @@ def parse_options() -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--model", default="smollm2-135m", help="short name or .gguf file; peers need a GGUF [%(default)s]")
+    add("--shape", choices=SHAPES, help="in place of a model: random weights of a usual shape, kept in the cache")
+    add(
+        "--file", choices=FILES, default="Q4_K_M", help="which file of the shape: bf16, or GGUF of a kind [%(default)s]"
+    )
     add("--engines", nargs="+", type=engine_name, default=["inproc", "multiprocess"], metavar="NAME", help=engines)
     add("--peers", type=Path, metavar="VENV", help="virtual environment that holds the peers [this one]")
     add("--engine-args", type=json.loads, default={}, metavar="JSON", help="further EngineArgs fields for corespan")
@@ -109,6 +118,14 @@ def summary(subject: Subject, rates: dict[str, list[float]]) -> dict[str, object
     medians = {WORKLOADS[name].unit: round(statistics.median(each), 1) for name, each in rates.items()}
     spread = {name: [round(min(each), 1), round(max(each), 1)] for name, each in rates.items()}
     return subject.introduction | {"engine": subject.name} | medians | {"spread": spread}
+
+
+def model_of_shape(shape: str, file: str) -> Path:
+    from shapes import shape_model
+
+    from corespan.engine.model_files.cached_folder import cache_dir
+
+    return shape_model(shape, file, cache_dir())
 
 
 def peer_model(model: str, reads_gguf: bool) -> str:
