@@ -33,21 +33,18 @@ INLINE void unpack(const uint8_t* packed, Words (&values)[8]) {
     }
 }
 
-// 32 values of one column into its words of a packed block.
+// 32 values of one column into its words of a packed block, of fewer than 8 bits.
 template <int BITS>
 INLINE void pack_values(const uint8_t* values, uint8_t* packed, int column) {
-    uint32_t words[BITS] = {};
-    for (int v = 0; v < GROUP; v++) {
-        const int i = v / 4, at = v % 4 * 8;
-        if (BITS == 8) {
-            words[i % BITS] |= (uint32_t)values[v] << at;
-        } else {
-            words[i % 4] |= (uint32_t)(values[v] & 15) << (at + i / 4 * 4);
-            if (BITS == 5) words[4 % BITS] |= (uint32_t)(values[v] >> 4) << (at + i);
-            if (BITS == 6) words[(4 + i / 4) % BITS] |= (uint32_t)(values[v] >> 4) << (at + i % 4 * 2);
-        }
+    uint32_t words[6] = {};
+    UNROLL for (int i = 0; i < 8; i++) {
+        uint32_t four;
+        memcpy(&four, values + 4 * i, 4);
+        words[i % 4] |= (four & 0x0f0f0f0fu) << i / 4 * 4;
+        if (BITS == 5) words[4] |= (four >> 4 & 0x01010101u) << i;
+        if (BITS == 6) words[4 + i / 4] |= (four >> 4 & 0x03030303u) << i % 4 * 2;
     }
-    for (int i = 0; i < BITS; i++) memcpy(packed + (i * PANEL + column) * 4, words + i, 4);
+    UNROLL for (int i = 0; i < BITS; i++) memcpy(packed + (i * PANEL + column) * 4, words + i, 4);
 }
 
 // Of 16 columns, value v of the 32.
@@ -111,24 +108,28 @@ struct BlockWeight {
         for (int64_t block = 0; block < blocks; block++, out += PACKED_BYTES)
             for (int j = 0; j < PANEL; j++) {
                 const int64_t column = panel * PANEL + j;
-                uint8_t from[BLOCK_BYTES] = {}, values[GROUP];
+                uint8_t from[BLOCK_BYTES] = {};
                 if (column < a.n) memcpy(from, (const uint8_t*)a.weight + (column * blocks + block) * BLOCK_BYTES, BLOCK_BYTES);
                 for (int i = 0; i < HEAD / 2; i++) memcpy(out + i * 2 * PANEL + 2 * j, from + 2 * i, 2);
-                read(from + HEAD, values);
-                pack_values<BITS>(values, out + HEAD * PANEL, j);
+                pack_block(from + HEAD, out + HEAD * PANEL, j);
             }
     }
 
-    // The unsigned values of a block in the file: fifth bits, then nibbles, value i low and i + 16 high in byte i.
-    static void read(const uint8_t* from, uint8_t (&values)[GROUP]) {
-        for (int i = 0; i < GROUP; i++) {
-            if (BITS == 8) {
-                values[i] = from[i] ^ 0x80;
-                continue;
-            }
-            const uint8_t byte = from[(BITS == 5 ? 4 : 0) + i % 16];
-            values[i] = i < 16 ? byte & 15 : byte >> 4;
-            if (BITS == 5) values[i] |= (from[i / 8] >> i % 8 & 1) << 4;
+    // A block in the file: fifth bits, then bytes, or nibbles as they are packed: value i low and i + 16 high in byte i.
+    INLINE static void pack_block(const uint8_t* from, uint8_t* packed, int column) {
+        constexpr int FIFTHS = BITS == 5 ? 4 : 0;
+        auto put = [&](int i, uint32_t word) { memcpy(packed + (i * PANEL + column) * 4, &word, 4); };
+        UNROLL for (int i = 0; i < (BITS == 8 ? 8 : 4); i++) {
+            uint32_t word;
+            memcpy(&word, from + FIFTHS + 4 * i, 4);
+            put(i, BITS == 8 ? word ^ 0x80808080u : word);
+        }
+        if constexpr (BITS == 5) {
+            uint32_t bits, word = 0;
+            memcpy(&bits, from, 4);
+            // The product puts four neighbouring bits into the lowest of four bytes.
+            UNROLL for (int i = 0; i < 8; i++) word |= ((bits >> 4 * i & 15) * 0x00204081u & 0x01010101u) << i;
+            put(4, word);
         }
     }
 
