@@ -1,4 +1,5 @@
-"""Perplexity of a text under bfloat16 weights and under each quantisation, and the ratios.
+"""Perplexity of a text under bfloat16 weights and under each quantisation, and the ratios; with --kinds, of
+the model written anew in each kind of block, dequantised and not.
 
 The text is Python's own manual (`pydoc_data.topics`), so every machine with the same Python has it.
 """
@@ -7,6 +8,8 @@ import argparse
 import json
 import math
 import os
+import tempfile
+from pathlib import Path
 from pydoc_data.topics import topics
 
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
@@ -15,9 +18,18 @@ os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 def main() -> None:
     options = parse_options()
     text = "\n".join(topics[name] for name in sorted(topics))[: options.bytes]
+    if not options.kinds:
+        compare(options.model, options.quantization, text, options.window)
+    for kind in options.kinds:
+        with tempfile.TemporaryDirectory() as folder:
+            print(json.dumps({"blocks": kind}), flush=True)
+            compare(requantised(options.model, kind, Path(folder)), ["gguf"], text, options.window)
+
+
+def compare(model: str, quantizations: list[str], text: str, window: int) -> None:
     reference = None
-    for quantization in ("dequantize", *options.quantization):
-        perplexity, count = measure(options.model, quantization, text, options.window)
+    for quantization in ("dequantize", *quantizations):
+        perplexity, count = measure(model, quantization, text, window)
         reference = reference or perplexity
         line = {"quantization": quantization, "tokens": count, "perplexity": round(perplexity, 4)}
         print(json.dumps(line | {"ratio": round(perplexity / reference, 5)}), flush=True)
@@ -28,9 +40,44 @@ def parse_options() -> argparse.Namespace:
     add = parser.add_argument
     add("--model", default="smollm2-135m", help="short name, folder or .gguf file [%(default)s]")
     add("--quantization", nargs="+", default=["int8", "gguf"], metavar="NAME", help="beside bfloat16 [int8 gguf]")
+    add(
+        "--kinds",
+        nargs="+",
+        default=[],
+        metavar="KIND",
+        help="write the GGUF anew in each, such as Q4_K, and measure that",
+    )
     add("--bytes", type=int, default=20_000, metavar="N", help="of text [%(default)s]")
     add("--window", type=int, default=1024, metavar="N", help="tokens to a prompt [%(default)s]")
     return parser.parse_args()
+
+
+def requantised(model: str, kind: str, folder: Path) -> str:
+    """A copy of the GGUF file with all matrices in one kind of block, or what stands in for it (see quantize.py)."""
+    import gguf
+    from quantize import fitting, quantize
+
+    from corespan.engine.model_files.model_source import resolve_model
+
+    reader = gguf.GGUFReader(resolve_model(model, with_tokenizer=False).path)
+    architecture = reader.fields["general.architecture"].contents()
+    path = folder / f"model.{kind}.gguf"
+    writer = gguf.GGUFWriter(path, architecture)
+    for name, field in reader.fields.items():
+        if name != "general.architecture" and not name.startswith("GGUF."):
+            writer.add_key_value(name, field.contents(), field.types[0], field.types[-1])
+    for tensor in reader.tensors:
+        values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+        if values.ndim == 1:
+            writer.add_tensor(tensor.name, values)
+        else:
+            written = fitting(kind, values.shape[1])
+            writer.add_tensor(tensor.name, quantize(values, written), raw_dtype=written)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return str(path)
 
 
 def measure(model: str, quantization: str, text: str, window: int) -> tuple[float, int]:

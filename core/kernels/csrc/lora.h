@@ -50,7 +50,8 @@ INLINE void load_base(const LoraArgs& a, const int64_t* rows, int64_t column, Ve
 // parts: null where these rows have no adapter.
 template <int ROWS>
 void lora_tile(const LoraArgs& a, const LoraPart* parts, const int64_t* rows) {
-    static thread_local Shrunk shrunk;
+    static thread_local Array<Shrunk> room;  // on the heap: every thread of the process would pay for it at its start
+    Shrunk& shrunk = *room.at_least(1);
     if (parts)
         for (int64_t p = 0; p < a.parts; p++)
             if (parts[p].a) shrink<ROWS>(a, parts[p], rows, shrunk.values[p]);
