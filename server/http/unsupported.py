@@ -37,9 +37,9 @@ async def pooling(request: Request) -> Response:
 
 
 async def lora(request: Request) -> Response:
-    """Refused: models are served as they are."""
+    """Refused: the server loads no adapters; the engine's Python API does."""
     await _model_of(request)
-    raise ApiError("LoRA adapters are not supported: a model is served as it is", param="lora_name")
+    raise ApiError("the server does not load LoRA adapters; in Python, LLM and AsyncLLM do", param="lora_name")
 
 
 async def _model_of(request: Request) -> str:

@@ -7,12 +7,14 @@ import sys
 from pathlib import Path
 
 FOLDER = Path(os.environ["FOLDER"])
-for kind in ("chat_completions", "text_completions"):
-    report = FOLDER / f"guidellm-{kind}.json"
-    command = [str(Path(sys.executable).with_name("guidellm")), "benchmark", "run", "--target", os.environ["BASE_URL"]]
-    command += ["--model", os.environ["MODEL"], "--processor", os.environ["TOKENIZER"], "--request-type", kind]
-    command += ["--profile", "concurrent", "--rate", "4", "--max-requests", "8", "--disable-console-interactive"]
-    command += ["--data", "prompt_tokens=32,output_tokens=16", "--outputs", report.name, "--output-dir", str(FOLDER)]
+for kind in ("chat/completions", "completions"):
+    report = FOLDER / f"guidellm-{kind.replace('/', '-')}.json"
+    backend = f"kind=openai_http,target={os.environ['BASE_URL']},model={os.environ['MODEL']},request_format=/v1/{kind}"
+    command = [str(Path(sys.executable).with_name("guidellm")), "run", "--disable-console-interactive"]
+    command += ["--backend", backend, "--output", f"kind=json,path={report}"]
+    command += ["--profile", "kind=concurrent,streams=4", "--constraint", "kind=max_requests,count=8"]
+    command += ["--tokenizer", f"kind=huggingface_auto,model={os.environ['TOKENIZER']}"]
+    command += ["--data", "kind=synthetic_text,prompt_tokens=32,output_tokens=16"]
     subprocess.run(command, check=True, cwd=FOLDER)
     (run,) = json.loads(report.read_text())["benchmarks"]
     totals = run["metrics"]["request_totals"]
