@@ -67,7 +67,7 @@ data.write_text("".join(json.dumps(row) + "\n" for row in rows))
 (FOLDER / "answers.yaml").write_text(WRITTEN.format(data=data))
 
 likelihoods = []
-for more in ({"batch_size": 4}, {"batch_size": 1, "tokenizer_backend": "remote", "tokenizer": BASE}):
+for more in ({"batch_size": 4}, {"batch_size": 1, "tokenizer_backend": "remote", "tokenizer": None}):
     samples = evaluate("local-completions", "/v1/completions", "corespan_choices", **more)
     assert len(samples) == len(QUESTIONS)
     for sample in samples:
