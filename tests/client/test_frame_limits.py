@@ -51,7 +51,7 @@ def test_a_result_too_long_to_send_is_that_calls_error(make_mp_bridge):
 
 def test_outputs_too_long_to_send_end_their_request_alone(make_mp_bridge):
     bridge = make_mp_bridge()
-    bridge.call("collective_rpc", "limit_frames", None, [240])
+    bridge.call("collective_rpc", "limit_frames", None, [212])
     bridge.call("pause_scheduler", "keep", False)
     neighbour = request("neighbour", max_tokens=30)
     bridge.add(neighbour)

@@ -11,7 +11,7 @@ from corespan.protocol.structured_outputs import StructuredOutputsParams
 
 COPIES = 1  # of each kind of request
 NUM_KILLS = 3
-OUTPUTS_BETWEEN = 500  # from one core, before it is killed
+TOKENS_BETWEEN = 500  # from one core, before it is killed
 
 SEEDED = {"temperature": 0.9, "seed": 11, "top_p": 0.95, "top_k": 100}
 FEATURES = {
@@ -48,13 +48,13 @@ class Restarted:
     def __init__(self, engine, num_kills):
         self.restarting = engine.engine_core._connection
         self.kills_left = num_kills
-        self.connection, self.num_outputs = self.restarting.current, 0
+        self.connection, self.num_tokens = self.restarting.current, 0
 
-    def count(self):
+    def count(self, num_tokens):
         if self.restarting.current is not self.connection:
-            self.connection, self.num_outputs = self.restarting.current, 0
-        self.num_outputs += 1
-        if self.num_outputs == OUTPUTS_BETWEEN and self.kills_left:
+            self.connection, self.num_tokens = self.restarting.current, 0
+        before, self.num_tokens = self.num_tokens, self.num_tokens + num_tokens
+        if before < TOKENS_BETWEEN <= self.num_tokens and self.kills_left:
             self.kills_left -= 1
             os.kill(self.connection.process.ready.pid, signal.SIGKILL)
 
@@ -86,10 +86,11 @@ async def generate(engine, name, copy, stop, restarted=None):
     completions, prompt_logprobs = {}, None
     params = SamplingParams(**fields, stop=stop if name == "stop string" else None)
     async for output in engine.generate(f"Once upon a time {copy}", params, f"{name} {copy}"):
+        num_before = sum(len(completion.token_ids) for completion in completions.values())
         completions |= {completion.index: completion for completion in output.outputs}
         prompt_logprobs = prompt_logprobs or output.prompt_logprobs
         if restarted is not None:
-            restarted.count()
+            restarted.count(sum(len(completion.token_ids) for completion in completions.values()) - num_before)
     return [completion for _, completion in sorted(completions.items())], prompt_logprobs
 
 
