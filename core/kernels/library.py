@@ -18,7 +18,7 @@ from .source_hash import source_hash
 
 logger = logging.getLogger("corespan.core")
 
-ISA_LEVELS = ("portable", "avx2", "avx512", "avx512bf16")
+ISA_LEVELS = ("portable", "avx2", "avx512", "avx512vnni", "avx512bf16")
 """Instruction sets, each including those before it. `CORESPAN_CPU_ISA` names one of them, or "none"."""
 
 Pointer = ctypes.c_void_p

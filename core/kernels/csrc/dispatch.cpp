@@ -12,10 +12,11 @@ DECLARE(portable)
 #if defined(__x86_64__)
 DECLARE(avx2)
 DECLARE(avx512)
+DECLARE(avx512vnni)
 DECLARE(avx512bf16)
 #endif
 
-// Levels: 0 portable, 1 avx2, 2 avx512, 3 avx512bf16 (with VNNI). Each includes those below.
+// Levels: 0 portable, 1 avx2, 2 avx512, 3 avx512vnni, 4 avx512bf16. Each includes those below.
 extern "C" __attribute__((visibility("default"))) int corespan_isa_level() {
 #if defined(__x86_64__)
     __builtin_cpu_init();
@@ -25,7 +26,8 @@ extern "C" __attribute__((visibility("default"))) int corespan_isa_level() {
     };
     if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !__builtin_cpu_supports("f16c")) return 0;
     if (!has_avx512()) return 1;
-    return __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni") ? 3 : 2;
+    if (!__builtin_cpu_supports("avx512vnni")) return 2;
+    return __builtin_cpu_supports("avx512bf16") ? 4 : 3;
 #else
     return 0;
 #endif
@@ -62,7 +64,8 @@ extern "C" __attribute__((visibility("default"))) int64_t corespan_source_hash()
 extern "C" __attribute__((visibility("default"))) int64_t corespan_run(int level, const Op* ops, int64_t count, int threads) {
     switch (level) {
 #if defined(__x86_64__)
-        case 3: return avx512bf16::run(ops, count, threads);
+        case 4: return avx512bf16::run(ops, count, threads);
+        case 3: return avx512vnni::run(ops, count, threads);
         case 2: return avx512::run(ops, count, threads);
         case 1: return avx2::run(ops, count, threads);
 #endif

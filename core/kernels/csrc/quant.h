@@ -5,7 +5,7 @@
 
 // acc + the four products of unsigned bytes of w and signed bytes of x in each lane.
 INLINE Ints dot_bytes(Ints acc, Words w, Words x) {
-#ifdef ISA_AVX512BF16
+#if defined(ISA_AVX512VNNI) || defined(ISA_AVX512BF16)
     acc.part[0] = (vint)_mm512_dpbusd_epi32((__m512i)acc.part[0], (__m512i)w.part[0], (__m512i)x.part[0]);
 #else
     EACH_PART {

@@ -59,8 +59,22 @@ INLINE void store_values(const uint8_t* packed, uint8_t (&values)[GROUP][16]) {
     }
 }
 
-// Sums of products of words first..first + count - 1 with x, from `acc` on.
+// Sums of products of words first..first + count - 1, of values of BITS bits, with x, from `acc` on.
+template <int BITS>
 INLINE Ints dot_words(Ints acc, const Words (&values)[8], int first, int count, const int8_t* x) {
+#if defined(ISA_AVX2) || defined(ISA_AVX512)
+    constexpr int FIT = 32767 / (2 * 127 * ((1 << BITS) - 1));  // words whose products add up in 16 bits
+    if constexpr (FIT > 0) {
+        UNROLL for (int i = first; i < first + count; i += FIT) {
+            UNROLL for (int p = 0; p < PARTS; p++) {
+                vshort sums{};
+                UNROLL for (int j = i; j < i + FIT; j++) sums += multiply_add_bytes(values[j].part[p], broadcast_word(x + 4 * j).part[p]);
+                acc.part[p] += multiply_add_pairs(sums, vshort{} + 1);
+            }
+        }
+        return acc;
+    }
+#endif
     UNROLL for (int i = first; i < first + count; i++) acc = dot_bytes(acc, values[i], broadcast_word(x + 4 * i));
     return acc;
 }
@@ -90,7 +104,7 @@ struct BlockWeight {
                 UNROLL for (int r = 0; r < ROWS; r++) {
                     const int64_t at = (row + r) * blocks + block;
                     const Ints acc =
-                        dot_words(splat_int(-ZERO * a.x_sums[at]), values, 0, 8, x + r * a.x_stride + block * GROUP);
+                        dot_words<BITS>(splat_int(-ZERO * a.x_sums[at]), values, 0, 8, x + r * a.x_stride + block * GROUP);
                     const Vec x_scale = splat(a.x_scales[at]);
                     sum[r][half] = fma(to_floats(acc), scale * x_scale, sum[r][half]);
                     if constexpr (HAS_MINIMUM) {
@@ -187,13 +201,13 @@ struct SuperBlockWeight {
                         Vec& total = sum[r][half];
                         if constexpr (HAS_MINIMUM) {
                             const int64_t at = (row + r) * groups + group;
-                            const Ints acc = dot_words(splat_int(0), values, 0, 8, of_row);
+                            const Ints acc = dot_words<BITS>(splat_int(0), values, 0, 8, of_row);
                             total = fma(to_floats(acc), first * splat(a.x_scales[at]), total);
                             total = fma(other, splat(-a.x_scales[at] * (float)a.x_sums[at]), total);
                         } else {
                             const int64_t at = 2 * ((row + r) * groups + group);
-                            const Ints low = dot_words(splat_int(-32 * a.x_sums[at]), values, 0, 4, of_row);
-                            const Ints high = dot_words(splat_int(-32 * a.x_sums[at + 1]), values, 4, 4, of_row);
+                            const Ints low = dot_words<BITS>(splat_int(-32 * a.x_sums[at]), values, 0, 4, of_row);
+                            const Ints high = dot_words<BITS>(splat_int(-32 * a.x_sums[at + 1]), values, 4, 4, of_row);
                             total = fma(to_floats(low), first * splat(a.x_scales[at]), total);
                             total = fma(to_floats(high), other * splat(a.x_scales[at + 1]), total);
                         }

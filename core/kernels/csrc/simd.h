@@ -4,7 +4,7 @@
 // LANES is the native vector's width in floats; a Vec is 16 / LANES of them, so kernels are written once.
 // A "word" is 4 bytes: two bf16 or one float. Packed layouts are rows of 16 words, which `dot` consumes directly.
 
-#if defined(ISA_AVX512) || defined(ISA_AVX512BF16)
+#if defined(ISA_AVX512) || defined(ISA_AVX512VNNI) || defined(ISA_AVX512BF16)
 #define LANES_16 1
 constexpr int LANES = 16;
 #elif defined(ISA_AVX2)
@@ -417,6 +417,13 @@ INLINE Ints store_bytes(int8_t* to, Ints x) {
     }
     return x;
 }
+
+// Products of unsigned bytes of w and signed ones of x, added by pairs into 16-bit lanes, which must hold them.
+#if LANES_16
+INLINE vshort multiply_add_bytes(vword w, vword x) { return (vshort)_mm512_maddubs_epi16((__m512i)w, (__m512i)x); }
+#elif defined(ISA_AVX2)
+INLINE vshort multiply_add_bytes(vword w, vword x) { return (vshort)_mm256_maddubs_epi16((__m256i)w, (__m256i)x); }
+#endif
 
 // Products of neighbouring 16-bit values, added by pairs into 32-bit lanes.
 INLINE vint multiply_add_pairs(vshort a, vshort b) {
