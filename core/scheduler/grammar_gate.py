@@ -27,6 +27,10 @@ class GrammarManager(Protocol):
         """Advance the request's grammar; False when the token breaks it."""
         ...
 
+    def is_complete(self, request: Request) -> bool:
+        """Whether the text has ended, and no token that the model can draw would say so."""
+        ...
+
 
 class GrammarGate:
     """The scheduler's questions to the manager; None where there is no manager, and then no request has a grammar."""
@@ -54,12 +58,13 @@ class GrammarGate:
             output.grammar_bitmask = self._the_manager.grammar_bitmask(constrained)
 
     def accept(self, request: Request, token_id: int) -> bool:
-        """Advance the grammar; a token that breaks it ends the request with an error."""
-        if self._the_manager.accept_token(request, token_id):
-            return True
-        request.status = RequestStatus.FINISHED_ERROR
-        request.stop_reason = f"token {token_id} breaks the grammar of the structured output"
-        return False
+        """Advance the grammar; whether that ends the request: with an error where the token breaks the grammar."""
+        if not self._the_manager.accept_token(request, token_id):
+            request.status = RequestStatus.FINISHED_ERROR
+            request.stop_reason = f"token {token_id} breaks the grammar of the structured output"
+        elif self._the_manager.is_complete(request):
+            request.status = RequestStatus.FINISHED_STOPPED
+        return request.is_finished
 
     @property
     def _the_manager(self) -> GrammarManager:

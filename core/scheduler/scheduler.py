@@ -351,7 +351,7 @@ class Scheduler:
                 stopped = self._take_in_draft(request, len(drafts[row]), following, stopped, outputs)
             elif stopped or request.has_news:
                 if request.use_structured_output and not stopped:
-                    stopped = not self._grammars.accept(request, token_id)
+                    stopped = self._grammars.accept(request, token_id)
                 k = request.num_logprobs
                 own_logprobs = None if logprobs is None or k is None else row_of(logprobs, line, k)
                 outputs.add(request, [token_id], own_logprobs)

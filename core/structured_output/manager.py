@@ -93,6 +93,13 @@ class StructuredOutputManager:
         wherever the text may end, and after it only end tokens are."""
         return bool(_matcher_of(request).consume_token(token_id))
 
+    def is_complete(self, request: Request) -> bool:
+        """Whether nothing but the end can follow, and the model has no row for an end token to say so."""
+        assert self._tokenizer is not None
+        tokenizer = self._tokenizer.result()
+        can_draw_the_end = min(tokenizer.eos_tokens, default=tokenizer.vocab_size) < self._model_config.vocab_size
+        return not can_draw_the_end and _matcher_of(request).is_stopped()
+
     def shutdown(self) -> None:
         """Drop what is being compiled."""
         self._pool.shutdown(wait=False, cancel_futures=True)

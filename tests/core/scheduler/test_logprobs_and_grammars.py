@@ -121,6 +121,7 @@ class FakeGrammars:
         self.broken: dict[str, Exception] = {}
         self.accepted: list[tuple[str, int]] = []
         self.refuse: set[str] = set()
+        self.complete: set[str] = set()
         self.asked: list[list[str]] = []
 
     def is_grammar_ready(self, request: Request) -> bool:
@@ -135,6 +136,9 @@ class FakeGrammars:
     def accept_token(self, request: Request, token_id: int) -> bool:
         self.accepted.append((request.request_id, token_id))
         return request.request_id not in self.refuse
+
+    def is_complete(self, request: Request) -> bool:
+        return request.request_id in self.complete
 
 
 def constrained(max_tokens: int = 4) -> SamplingParams:
@@ -260,3 +264,15 @@ def test_a_step_in_which_nobody_is_constrained_asks_no_grammar(grammars: FakeGra
     step = h.step()
     assert grammars.asked == [] and step.grammar_bitmask is None
     assert isinstance(h.runner.execute_model(h.scheduler.schedule()), ModelRunnerOutput)
+
+
+def test_a_complete_text_ends_its_request_where_no_end_token_can_be_drawn(grammars: FakeGrammars) -> None:
+    h = make_harness(grammars)
+    grammars.ready |= {"complete", "open"}
+    for name in ("complete", "open"):
+        h.add(name, prompt(4), constrained())
+    h.step()
+    grammars.complete.add("complete")
+    h.run()
+    assert h.finish_reason("complete") is FinishReason.STOP and h.finish_reason("open") is FinishReason.LENGTH
+    assert [name for name, _ in grammars.accepted].count("complete") == 2

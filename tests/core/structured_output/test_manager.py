@@ -3,6 +3,7 @@
 import json
 import random
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -261,6 +262,26 @@ def test_a_model_with_more_or_fewer_ids_than_the_tokenizer_gets_masks_of_its_own
         bitmask = manager.grammar_bitmask([request])
         assert bitmask.shape == (1, (vocab_size + 31) // 32)
         assert max(allowed(manager, request)) < min(vocab_size, 49_152)
+        manager.shutdown()
+
+
+def test_a_text_is_complete_at_its_end_only_where_the_end_token_has_no_row(tmp_path: Path, tokenizer_dir: str) -> None:
+    shutil.copytree(tokenizer_dir, tmp_path, dirs_exist_ok=True)
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    backend = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    settings["eos_token"] = backend.id_to_token(49_151)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    for vocab_size in (49_152, 49_120):
+        config = config_for(str(tmp_path), vocab_size)
+        config.model_config.hf_config.pop("eos_token_id")
+        manager = StructuredOutputManager(config)
+        request = ready(manager, request_for(regex="[0-9]{2}"))
+        complete = []
+        for digit in backend.encode("42").ids:
+            assert manager.accept_token(request, digit)
+            complete.append(manager.is_complete(request))
+        assert complete == [False, vocab_size == 49_120]
+        assert allowed(manager, request) == ({49_151} if vocab_size == 49_152 else set())
         manager.shutdown()
 
 
