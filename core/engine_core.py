@@ -241,7 +241,8 @@ class EngineCore:
             return getattr(self, method)(*args)
 
     def get_supported_tasks(self) -> list[str]:
-        return ["generate"]
+        pooler = self.vllm_config.model_config.pooler
+        return ["generate"] if pooler is None else list(pooler.supported_tasks)
 
     def get_request_counts(self) -> tuple[int, int]:
         """Requests (running, waiting)."""

@@ -6,6 +6,7 @@ import math
 
 from ..protocol.config import ModelConfig
 from ..protocol.param_checks import below_vocab, check_logprob_limit, reject
+from ..protocol.pooling import ResolvedPooling
 from ..protocol.requests import EngineCoreRequest
 from ..protocol.resolved_sampling import ResolvedSampling
 
@@ -22,7 +23,13 @@ def check_request(request: EngineCoreRequest, model_config: ModelConfig) -> None
         raise ValueError(f"prompt_embeds must be 2-D and of numbers, got {embeds.dtype} {list(embeds.shape)}")
     if not math.isfinite(request.arrival_time):
         reject("arrival_time", request.arrival_time, "finite")
-    params, length = request.params, request.params.beam_length
+    params = request.params
+    if isinstance(params, ResolvedPooling) != (model_config.pooler is not None):
+        kind = "generates" if model_config.pooler is None else "pools"
+        raise ValueError(f"the engine {kind}, and the request asks for something else")
+    if isinstance(params, ResolvedPooling):
+        return
+    length = params.beam_length
     if length is not None and not 0 <= length < len(request.prompt_token_ids):
         reject("beam_length", length, f"None or in [0, {len(request.prompt_token_ids)}), the prompt's length")
     if model_config.logits_processors and params.for_processors is None:

@@ -4,7 +4,7 @@ import asyncio
 import functools
 import logging
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +14,10 @@ from ..client.connection import ClientAddresses
 from ..protocol.config import VllmConfig
 from ..protocol.errors import EngineDeadError, EngineGenerateError, raised_in, text_of
 from ..protocol.lora import LoadedAdapter, LoRARequest
-from ..protocol.param_checks import as_seconds, reject
+from ..protocol.param_checks import as_seconds, reject, reject_type
 from ..protocol.params import SamplingParams
 from ..protocol.pausing import PauseMode
+from ..protocol.pooling import PoolingParams
 from .engine_args import DEFAULT_EXECUTOR_CLASS, AsyncEngineArgs, EngineArgs, UsageContext
 from .engine_base import EngineBase
 from .metrics.loggers import StatLoggerFactory
@@ -24,6 +25,7 @@ from .metrics.manager import NO_STATISTICS
 from .metrics.stats import IterationStats
 from .output_handler import OutputHandler
 from .outputs.output_collector import RequestOutputCollector
+from .outputs.pooling_output import PoolingOutput, PoolingRequestOutput
 from .outputs.request_output import RequestOutput
 from .prompt_stream import PromptStreamError, empty_answer, first_piece, send_pieces
 from .requests.prepared_request import PreparedRequest
@@ -117,7 +119,7 @@ class AsyncLLM(EngineBase):
         """What another engine needs to share this one's core, as client `client_index` of the `client_count`."""
         return self.engine_core.client_addresses(client_index)
 
-    async def generate(
+    def generate(
         self,
         prompt: PromptType | PreparedRequest | AsyncIterator[StreamingInput],
         sampling_params: SamplingParams,
@@ -139,7 +141,8 @@ class AsyncLLM(EngineBase):
         outputs merged, none lost. Raises ValueError and TypeError for what cannot be served, EngineDeadError when the
         core is or goes down, EngineGenerateError for anything else that ends this request.
         """
-        collector = await self.add_request(
+        add = functools.partial(
+            self.add_request,
             request_id,
             prompt,
             sampling_params,
@@ -150,6 +153,38 @@ class AsyncLLM(EngineBase):
             prompt_text=prompt_text,
             data_parallel_rank=data_parallel_rank,
         )
+        return self._outputs(request_id, add)
+
+    def encode(
+        self,
+        prompt: PromptType | PreparedRequest,
+        pooling_params: PoolingParams,
+        request_id: str,
+        lora_request: LoRARequest | None = None,
+        trace_headers: Mapping[str, str] | None = None,
+        priority: int = 0,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+    ) -> AsyncGenerator[PoolingRequestOutput[PoolingOutput], None]:
+        """The one output of a prompt that is pooled. Leaving early aborts it; raises as `generate` does."""
+        if not isinstance(pooling_params, PoolingParams):
+            reject_type("pooling_params", pooling_params, "a PoolingParams")
+        add = functools.partial(
+            self.add_request,
+            request_id,
+            prompt,
+            pooling_params,
+            lora_request=lora_request,
+            tokenization_kwargs=tokenization_kwargs,
+            trace_headers=trace_headers,
+            priority=priority,
+        )
+        return self._outputs(request_id, add)
+
+    async def _outputs(
+        self, request_id: str, add: Callable[[], Awaitable[RequestOutputCollector]]
+    ) -> AsyncGenerator[Any, None]:
+        """What comes through the collector of the request that `add` adds, up to the end. Leaving early aborts it."""
+        collector = await add()
         finished = False
         try:
             while not finished:
@@ -174,7 +209,7 @@ class AsyncLLM(EngineBase):
         self,
         request_id: str,
         prompt: PromptType | PreparedRequest | AsyncIterator[StreamingInput],
-        params: SamplingParams,
+        params: SamplingParams | PoolingParams,
         arrival_time: float | None = None,
         lora_request: LoRARequest | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
@@ -198,6 +233,8 @@ class AsyncLLM(EngineBase):
         if isinstance(prompt, AsyncIterator):
             if self.vllm_config.parallel_config.engine_restart:
                 raise ValueError("a prompt that comes in pieces cannot move to a new core; use engine_restart=0")
+            if not isinstance(params, SamplingParams):
+                reject_type("params", params, "a SamplingParams: a prompt that comes in pieces is answered, not pooled")
             if (piece := await first_piece(prompt, params)) is None:
                 self.input_processor.check(request_id, params)
                 return empty_answer(request_id, params)

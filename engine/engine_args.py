@@ -41,12 +41,15 @@ from ..protocol.param_checks import (
     is_plain_dict,
     reject,
 )
+from ..protocol.pooling import PoolerConfig
 from ..protocol.user_classes import end_script_at_engine, path_of
 from ..shared.rope_config import override_config, stretched_length
 from .cli_args import add_field_arguments, kinds_of
 from .model_files.model_source import ModelFiles, resolve_model
+from .model_files.sentence_transformers import SentenceTransformer
 from .model_files.short_names import DEFAULT_MODEL
 from .neutral_args import NeutralArgs
+from .pooling_options import Convert, Runner, pooler_spec
 from .speculation import parse_speculative_config
 
 AUTO = -1
@@ -112,6 +115,9 @@ class EngineArgs(NeutralArgs):
     hf_overrides: dict[str, Any] | None = None  # replaces entries of the model's config.json
     dtype: str = "auto"
     quantization: Quantization | None = None
+    runner: Runner = "auto"  # whether the model generates or pools; "auto": as it was made for
+    convert: Convert = "auto"  # what a model that pools is made into, where it was made for something else
+    pooler_config: PoolerConfig | dict[str, Any] | None = None
     seed: int | None = 0  # of requests that come without a seed: they repeat when the engine does; None: they do not
     max_model_len: int | str | None = None  # also "32k" (32,000), "32K" (32,768); -1 or "auto": what the memory holds
     max_logprobs: int = 20  # -1: no limit
@@ -178,7 +184,7 @@ class EngineArgs(NeutralArgs):
         hf_config = override_config(files.hf_config, self.hf_overrides or {})
         if not isinstance(hf_config.get("vocab_size"), int):
             raise ValueError(f"the configuration of {files.path} has no vocab_size; is it a language model?")
-        max_model_len = self._max_model_len(hf_config)
+        max_model_len = self._max_model_len(hf_config, files.sentence_transformer)
         return VllmConfig(
             model_config=self._model_config(files, hf_config, max_model_len),
             cache_config=self._cache_config(),
@@ -192,10 +198,11 @@ class EngineArgs(NeutralArgs):
         )
 
     def _model_config(self, files: ModelFiles, hf_config: dict[str, Any], max_model_len: int) -> ModelConfig:
+        tokenizer = self._tokenizer_folder(files)
         return ModelConfig(
             model=files.path,
             served_model_name=self.served_model_name or os.fspath(self.model),
-            tokenizer=self._tokenizer_folder(files),
+            tokenizer=tokenizer,
             hf_config=hf_config,
             generation_config=self._generation_config(files),
             dtype=resolve_dtype(self.dtype, hf_config),
@@ -208,6 +215,9 @@ class EngineArgs(NeutralArgs):
             logits_processors=self._logits_processors(),
             enable_prompt_embeds=self.enable_prompt_embeds,
             trust_remote_code=self.trust_remote_code,
+            pooler=pooler_spec(
+                self.runner, self.convert, self.pooler_config, hf_config, files.sentence_transformer, tokenizer
+            ),
         )
 
     def _logits_processors(self) -> list[str]:
@@ -244,8 +254,10 @@ class EngineArgs(NeutralArgs):
             config = json.loads(path.read_text(encoding="utf-8"))
         return {**config, **(self.override_generation_config or {})}
 
-    def _max_model_len(self, hf_config: dict[str, Any]) -> int:
+    def _max_model_len(self, hf_config: dict[str, Any], sentence_transformer: SentenceTransformer | None) -> int:
         limit = model_length_limit(hf_config)
+        if sentence_transformer is not None and sentence_transformer.max_seq_length is not None:
+            limit = min(limit, sentence_transformer.max_seq_length)
         asked = parse_max_model_len(self.max_model_len)
         if asked is None or asked == AUTO:
             return limit

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from os import PathLike
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 from ..client.base import EngineCoreClient
 from ..protocol.config import ModelConfig
@@ -12,15 +12,20 @@ from ..protocol.lora import LoRARequest
 from ..protocol.param_checks import reject_type
 from ..protocol.params import BeamSearchParams, RequestOutputKind, SamplingParams
 from ..protocol.pausing import PauseMode
+from ..protocol.pooling import PoolingParams, PoolingTask
 from .beam_search import BeamSearchOutput, beam_search
 from .controls import EngineControls
 from .engine_args import EngineArgs, UsageContext
 from .engine_options import LLMArgs, refuse_unknown_options, takes_options_of
 from .llm_engine import LLMEngine
+from .llm_pooling import LLMPooling, PoolingParamsEach
+from .outputs.output_collector import EngineOutput
+from .outputs.pooling_output import PoolingOutput, PoolingRequestOutput
 from .outputs.request_output import RequestOutput
 from .ownership import takes_turns
 from .progress import CompletionBar, UseTqdm, progress
 from .requests.adapters import LoRARequests
+from .requests.pooling_resolver import for_task
 from .text.conversation import to_conversation_list
 from .text.prompts import PromptType, to_prompt_list
 from .text.render_params import ChatParams
@@ -29,8 +34,10 @@ from .text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from .metrics.reader import Metric
 
+Output = TypeVar("Output", RequestOutput, PoolingRequestOutput[PoolingOutput])
 
-class LLM(EngineControls):
+
+class LLM(EngineControls, LLMPooling):
     """One model and its engine; also a context manager, which shuts the engine down.
 
     Calls from several threads take turns: each `generate`, `chat` and so on runs alone, from its first prompt to its
@@ -49,7 +56,7 @@ class LLM(EngineControls):
         self.turns = self.llm_engine.turns
         self.renderer, self.input_processor = self.llm_engine.renderer, self.llm_engine.input_processor
         self.request_counter = itertools.count()
-        self._enqueued: dict[str, RequestOutput | None] = {}  # with the outputs of those that have ended
+        self._enqueued: dict[str, EngineOutput | None] = {}  # with the outputs of those that have ended
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs) -> "LLM":
@@ -93,10 +100,11 @@ class LLM(EngineControls):
         stays queued.
         """
         batch = to_prompt_list(prompts)
+        all_params = self._params_each(sampling_params, len(batch))
         request_ids, _ = self._add_batch(
-            batch, len(batch), sampling_params, priority, tokenization_kwargs, use_tqdm, lora_request
+            batch, len(batch), all_params, priority, tokenization_kwargs, use_tqdm, lora_request
         )
-        return self._complete(request_ids, use_tqdm)
+        return self._complete(request_ids, use_tqdm, RequestOutput)
 
     @takes_turns
     def chat(
@@ -123,7 +131,7 @@ class LLM(EngineControls):
         request_ids, _ = self._add_chats(
             messages, chat_params, sampling_params, None, tokenization_kwargs, use_tqdm, lora_request
         )
-        return self._complete(request_ids, use_tqdm)
+        return self._complete(request_ids, use_tqdm, RequestOutput)
 
     @takes_turns
     def enqueue(
@@ -137,8 +145,9 @@ class LLM(EngineControls):
     ) -> list[str]:
         """Queues prompts for `wait_for_completion`; returns their internal request ids. Arguments as for `generate`."""
         batch = to_prompt_list(prompts)
+        all_params = self._params_each(sampling_params, len(batch))
         return self._keep(
-            self._add_batch(batch, len(batch), sampling_params, priority, tokenization_kwargs, use_tqdm, lora_request)
+            self._add_batch(batch, len(batch), all_params, priority, tokenization_kwargs, use_tqdm, lora_request)
         )
 
     @takes_turns
@@ -170,7 +179,7 @@ class LLM(EngineControls):
     @takes_turns
     def wait_for_completion(self, *, use_tqdm: UseTqdm = True) -> list[RequestOutput]:
         """The outputs of everything enqueued since the last call, in the order of enqueueing."""
-        return self._complete(list(self._enqueued), use_tqdm)
+        return self._complete(list(self._enqueued), use_tqdm, RequestOutput)
 
     @takes_turns
     def beam_search(
@@ -192,9 +201,9 @@ class LLM(EngineControls):
             beam_lengths: Sequence[int] | None,
         ) -> list[RequestOutput]:
             request_ids, _ = self._add_batch(
-                prompts, len(prompts), params, None, None, False, lora_requests, beam_lengths
+                prompts, len(prompts), [params] * len(prompts), None, None, False, lora_requests, beam_lengths
             )
-            return self._complete(request_ids, False)
+            return self._complete(request_ids, False, RequestOutput)
 
         return beam_search(self.llm_engine, generate, batch, params, lora_requests, use_tqdm, concurrency_limit)
 
@@ -252,7 +261,7 @@ class LLM(EngineControls):
     ) -> tuple[list[str], list[str]]:
         """`_add_batch` for one conversation or several."""
         conversations = to_conversation_list(messages)
-        all_params = self._one_params_each(sampling_params, len(conversations))
+        all_params = self._params_each(sampling_params, len(conversations))
         prompts = self._render_chats(conversations, chat_params, all_params, tokenization_kwargs)
         return self._add_batch(prompts, len(conversations), all_params, priority, None, use_tqdm, lora_request)
 
@@ -274,7 +283,7 @@ class LLM(EngineControls):
         self,
         prompts: Iterable[PromptType],
         count: int,
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        all_params: Sequence[SamplingParams | PoolingParams],
         priority: int | Sequence[int] | None,
         tokenization_kwargs: Mapping[str, Any] | None,
         use_tqdm: UseTqdm,
@@ -282,7 +291,6 @@ class LLM(EngineControls):
         beam_lengths: Sequence[int] | None = None,
     ) -> tuple[list[str], list[str]]:
         """Queues `count` prompts, all or none of them. Returns their ids: the outputs', and the internal ones."""
-        all_params = self._one_params_each(sampling_params, count)
         priorities = _one_each("priority", 0 if priority is None else priority, int, count)
         lora_requests = self._one_adapter_each(lora_request, count)
         lengths: Sequence[int | None] = beam_lengths or [None] * count
@@ -314,7 +322,7 @@ class LLM(EngineControls):
             raise
         return request_ids, internal_ids
 
-    def _one_params_each(
+    def _params_each(
         self, sampling_params: SamplingParams | Sequence[SamplingParams] | None, count: int
     ) -> list[SamplingParams]:
         if sampling_params is None:
@@ -325,7 +333,23 @@ class LLM(EngineControls):
         self.llm_engine.adapters.require_enabled(lora_request)
         return _one_each("lora_request", lora_request, LoRARequest | None, count)
 
-    def _complete(self, request_ids: list[str], use_tqdm: UseTqdm) -> list[RequestOutput]:
+    def _pool(
+        self,
+        prompts: Sequence[PromptType],
+        pooling_params: PoolingParamsEach,
+        task: PoolingTask | None,
+        use_tqdm: UseTqdm,
+        lora_request: LoRARequests,
+        tokenization_kwargs: Mapping[str, Any] | None,
+    ) -> list[PoolingRequestOutput[PoolingOutput]]:
+        given = PoolingParams() if pooling_params is None else pooling_params
+        all_params = [for_task(each, task) for each in _one_each("pooling_params", given, PoolingParams, len(prompts))]
+        request_ids, _ = self._add_batch(
+            prompts, len(prompts), all_params, None, tokenization_kwargs, use_tqdm, lora_request
+        )
+        return self._complete(request_ids, use_tqdm, PoolingRequestOutput)
+
+    def _complete(self, request_ids: list[str], use_tqdm: UseTqdm, kind: type[Output]) -> list[Output]:
         """Steps until all of `request_ids` have ended; their outputs in that order. On an exception aborts them."""
         outputs = {request_id: self._enqueued.pop(request_id, None) for request_id in request_ids}
         unfinished = {request_id for request_id, output in outputs.items() if output is None}
@@ -353,7 +377,7 @@ class LLM(EngineControls):
         finally:
             if bar is not None:
                 bar.close()
-        return [output for output in outputs.values() if output is not None]
+        return [output for output in outputs.values() if isinstance(output, kind)]
 
     def _ensure_progress(self) -> None:
         """Raises RuntimeError where the engine is paused or asleep and so nothing would ever come."""

@@ -14,12 +14,13 @@ from ..protocol.outputs import SchedulerStats
 from ..protocol.param_checks import as_seconds
 from ..protocol.params import SamplingParams
 from ..protocol.pausing import PauseMode
+from ..protocol.pooling import PoolingParams
 from .engine_args import DEFAULT_EXECUTOR_CLASS, EngineArgs, UsageContext
 from .engine_base import EngineBase
 from .metrics.loggers import StatLoggerFactory
 from .metrics.manager import NO_STATISTICS
 from .metrics.stats import IterationStats
-from .outputs.request_output import RequestOutput
+from .outputs.output_collector import EngineOutput
 from .ownership import takes_turns
 from .requests.prepared_request import PreparedRequest
 from .text.prompts import PromptType
@@ -57,7 +58,7 @@ class LLMEngine(EngineBase):
         super().__init__(vllm_config, log_stats, stat_loggers, connect)
         self.turns = FairLock()
         self._paused = False  # by pause_generation() or sleep()
-        self._held_outputs: list[RequestOutput] = []  # for the next step()
+        self._held_outputs: list[EngineOutput] = []  # for the next step()
         if not multiprocess_mode:
             self.model_executor = self.engine_core.engine_core.executor  # type: ignore[attr-defined]
 
@@ -99,7 +100,7 @@ class LLMEngine(EngineBase):
         self,
         request_id: str,
         prompt: PromptType | PreparedRequest,
-        params: SamplingParams,
+        params: SamplingParams | PoolingParams,
         arrival_time: float | None = None,
         lora_request: LoRARequest | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
@@ -170,7 +171,7 @@ class LLMEngine(EngineBase):
             self.logger_manager.record(idle, iteration_stats)
 
     @takes_turns
-    def step(self) -> list[RequestOutput]:
+    def step(self) -> list[EngineOutput]:
         """Outputs of the requests that have news; waits for the core where it has a process of its own.
 
         Returns an empty list at once when nothing is unfinished, or the engine is paused or asleep and nothing would

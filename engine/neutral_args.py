@@ -14,7 +14,6 @@ _NO_EXPERTS = "there are no mixture-of-experts models"
 _LORA = "adapters change the layers of the model's text part, and go by lora_request"
 _NO_DRAFTS = "speculative_config says it all"
 _TEXT_ONLY = "models take text only"
-_GENERATES = "models generate; there is no pooling"
 _NOT_COMPILED = "nothing is compiled or captured: the kernels are native code"
 _CACHE_TYPE = "the KV cache has the type that the model is computed in"
 _NO_MAMBA = "there are no state-space models"
@@ -44,11 +43,8 @@ def _former(*neutral: Any, because: str) -> Any:
 class NeutralArgs:
     """None stands for the default everywhere."""
 
-    runner: object = _only("auto", "generate", because=_GENERATES)
-    convert: object = _only("auto", "none", because=_GENERATES)
-    task: object = _former("auto", "generate", because=_GENERATES)
-    override_pooler_config: object = _former(None, because=_GENERATES)
-    pooler_config: object = _only(None, because=_GENERATES)
+    task: object = _former("auto", "generate", because="use runner and convert")
+    override_pooler_config: object = _former(None, because="use pooler_config")
     tokenizer_mode: object = _only("auto", "hf", because=_OWN_TOKENIZER)
     config_format: object = _only("auto", "hf", because=_FROM_FILES)
     hf_config_path: object = _only(None, because="config.json is read from the model's folder; use hf_overrides")
@@ -71,7 +67,7 @@ class NeutralArgs:
     override_attention_dtype: object = _only(None, because=_NOT_COMPILED)
     reasoning_parser: object = _only("", because=_OFFLINE)
     reasoning_parser_plugin: object = _only("", because=_OFFLINE)
-    io_processor_plugin: object = _only(None, because=_GENERATES)
+    io_processor_plugin: object = _only(None, because=_NO_PLUGINS)
     logits_processor_pattern: object = _former(None, because="hand over logits_processors")
     structured_outputs_config: object = _only(
         None,

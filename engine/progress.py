@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from ..protocol.param_checks import reject_type
+from .outputs.output_collector import EngineOutput
+from .outputs.pooling_state import PoolingState
 from .outputs.request_output import RequestOutput
 from .outputs.request_state import RequestState
 
@@ -35,18 +37,19 @@ class CompletionBar:
         self._num_input_tokens = 0  # of finished prompts
         self._num_output_tokens = 0
 
-    def finish(self, output: RequestOutput) -> None:
+    def finish(self, output: EngineOutput) -> None:
         """One more prompt is done."""
         self._num_input_tokens += len(output.prompt_token_ids or ())
-        self._num_output_tokens += sum(len(completion.token_ids) for completion in output.outputs)
+        if isinstance(output, RequestOutput):
+            self._num_output_tokens += sum(len(completion.token_ids) for completion in output.outputs)
         self._show_rates(self._num_input_tokens, self._num_output_tokens)
         self._bar.update(1)
 
-    def tick(self, running: Iterable[RequestState]) -> None:
+    def tick(self, running: Iterable[RequestState | PoolingState]) -> None:
         """Brings the rates up to date, twice a second at most, with what the running requests have so far."""
         if time.perf_counter() - self._last_shown < REFRESH_INTERVAL:
             return
-        begun = [state for state in running if state.num_generated]
+        begun = [state for state in running if isinstance(state, RequestState) and state.num_generated]
         num_input_tokens = sum(len(state.request.prompt_token_ids) for state in begun if state.index == 0)
         num_output_tokens = sum(state.num_generated for state in begun)
         self._show_rates(self._num_input_tokens + num_input_tokens, self._num_output_tokens + num_output_tokens)

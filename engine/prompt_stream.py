@@ -68,6 +68,7 @@ async def send_pieces(
     try:
         while (piece := await _next_piece(pieces)) is not _END:
             await collector.unanswered_pieces.acquire()
+            assert isinstance(opening.params, SamplingParams)
             prepared = await process(with_params(piece, opening.params))
             request = as_piece(prepared.request, first.cache_salt)
             request.request_id, request.external_req_id = first.request_id, first.external_req_id

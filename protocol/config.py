@@ -6,6 +6,7 @@ from typing import Any, Literal
 import msgspec
 
 from .param_checks import check_end_ids
+from .pooling import PoolerSpec
 
 Dtype = Literal["bfloat16", "float16", "float32"]
 Quantization = Literal["int8", "gguf", "dequantize"]
@@ -36,6 +37,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     logits_processors: list[str] = []  # "package.module:Class"
     enable_prompt_embeds: bool = False
     trust_remote_code: bool = False
+    pooler: PoolerSpec | None = None  # None: the model generates; else it pools, and nothing else
 
     def __post_init__(self) -> None:
         if "vocab_size" in self.hf_config:

@@ -73,6 +73,7 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, omit_defaults=True, gc=F
 
     `stop_reason` is the stop token's id, or what went wrong (`FinishReason.ERROR`), or "repetition_detected"
     (`FinishReason.REPETITION`). `handle` is the request's own; so are `trace_headers`, on the output that ends it.
+    `pooling_output`: [hidden_size] or, token by token, [num_tokens, hidden_size] float32.
     """
 
     request_id: str
@@ -85,6 +86,7 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, omit_defaults=True, gc=F
     prefill_stats: PrefillStats | None = None
     trace_headers: dict[str, str] | None = None
     handle: int = 0
+    pooling_output: np.ndarray | None = None
 
     @property
     def finished(self) -> bool:

@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 
 from .lora import LoadedAdapter
+from .pooling import ResolvedPooling
 from .resolved_sampling import ResolvedSampling
 
 
@@ -19,12 +20,12 @@ class EngineCoreRequestType(enum.Enum):
 
 
 class EngineCoreRequest(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
-    """One generation request, tokenised and validated.
+    """One request, to generate or to pool, tokenised and validated.
 
     `request_id` is the internal id, unique in the engine; `external_req_id` is the caller's.
     `noise_seed` decides every random choice of the request, whether or not the caller gave a seed, so that a request
     which is preempted or moved to a new core goes on with the tokens it would have had.
-    `params` says what is asked for; a form for another kind of request joins it in a union, told apart by its tag.
+    `params` says what is asked for, by their tag: tokens that are sampled, or the prompt's states, pooled.
     `output_token_ids` are tokens generated before (by a core that has since died); generation continues behind them.
     `handle` is the shell's number for the request, by which short outputs name it (see `EngineCoreOutputs`): another
     one for each request, even if one has the id that another had before. 0: it has none.
@@ -34,7 +35,7 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, omit_defaults=True, gc=
 
     request_id: str
     prompt_token_ids: list[int]
-    params: ResolvedSampling
+    params: ResolvedSampling | ResolvedPooling
     arrival_time: float = 0.0  # wall clock, seconds
     noise_seed: int = 0  # 0 .. 2**64 - 1
     client_index: int = 0

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 if TYPE_CHECKING:
     from ..engine.llm_engine import LLMEngine
@@ -121,7 +121,7 @@ def stream_text(
     engine.add_request(request_id, prompt, params)
     try:
         while engine.has_unfinished_requests():
-            for output in engine.step():
+            for output in cast(list["RequestOutput"], engine.step()):
                 now = time.perf_counter()
                 statistics.add(output, now - last, is_first)
                 last, is_first = now, False

@@ -1,6 +1,7 @@
 """Opens checkpoints: safetensors files, single or sharded, and GGUF. The worker calls `open_checkpoint`."""
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -21,6 +22,10 @@ def open_checkpoint(path: str) -> TensorSource:
     return SafetensorsSource(path) if Path(path).is_dir() else GGUFSource(path)
 
 
+_BARE = re.compile(r"(embed_tokens|layers|norm)\.")
+"""How names begin in the checkpoint of a model without a head, where those with one have `model.` before it."""
+
+
 class SafetensorsSource(TensorSource):
     """The safetensors files of a folder, memory-mapped; tensors of the dtype asked for are views into the file.
 
@@ -33,6 +38,7 @@ class SafetensorsSource(TensorSource):
         self._file_of: dict[str, str] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._unreadable: dict[str, str] = {}
+        self._stored_names: dict[str, str] = {}
         folder = Path(path)
         weight_map = _weight_map(folder)
         for file in sorted(set(weight_map.values())) or _files_without_index(folder):
@@ -55,11 +61,13 @@ class SafetensorsSource(TensorSource):
             if name in self._file_of:
                 raise ValueError(f"tensor {name} is in both {self._file_of[name]} and {file} of {self.path}")
             self._file_of[name] = file
-            piece = opened.get_slice(name)
+            piece, known = opened.get_slice(name), self._full_name(name)
+            if known in self._shapes:
+                raise ValueError(f"{self.path} holds {known} twice, with and without 'model.' before it")
             if (dtype := piece.get_dtype()) in _FLOATING:
-                self._shapes[name] = tuple(piece.get_shape())
+                self._shapes[known] = tuple(piece.get_shape())
             else:
-                self._unreadable[name] = f"{dtype}; supported are {', '.join(_FLOATING)}"
+                self._unreadable[known] = f"{dtype}; supported are {', '.join(_FLOATING)}"
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -70,8 +78,17 @@ class SafetensorsSource(TensorSource):
         return MappingProxyType(self._unreadable)
 
     def read(self, name: str, dtype: torch.dtype, rows: slice = ALL_ROWS) -> torch.Tensor:
-        tensor: torch.Tensor = self._files[self._file_of[name]].get_tensor(name)
+        stored = self._stored_names.get(name, name)
+        tensor: torch.Tensor = self._files[self._file_of[stored]].get_tensor(stored)
         return tensor[rows].to(dtype)
+
+    def _full_name(self, stored: str) -> str:
+        """The name in a model with a head of what is called `stored` here."""
+        if not _BARE.match(stored):
+            return stored
+        name = f"model.{stored}"
+        self._stored_names[name] = stored
+        return name
 
     def close(self) -> None:
         self._files.clear()

@@ -15,6 +15,17 @@ FAMILIES: dict[str, Callable[[Mapping[str, Any]], ModelSpec]] = {
     "Qwen3ForCausalLM": qwen3,
     "Gemma2ForCausalLM": gemma2,
     "Gemma3ForCausalLM": gemma3,
+    "LlamaForSequenceClassification": llama,  # from here on they pool, and come without a head
+    "MistralForSequenceClassification": mistral,
+    "Qwen2ForSequenceClassification": qwen2,
+    "Qwen3ForSequenceClassification": qwen3,
+    "Gemma2ForSequenceClassification": gemma2,
+    "LlamaModel": llama,
+    "MistralModel": mistral,
+    "Qwen2Model": qwen2,
+    "Qwen3Model": qwen3,
+    "Gemma2Model": gemma2,
+    "Gemma3TextModel": gemma3,
 }
 
 

@@ -92,7 +92,7 @@ class ModelSpec:
 
     norm_offset: what every norm adds to its stored weight; embed_scale: a factor to the embeddings. Both are worked
     into the weights when they are loaded. logit_softcap: logits become cap * tanh(logit / cap). tied_head: the head is
-    the embedding's matrix.
+    the embedding's matrix; has_head: without, there are no logits.
     """
 
     vocab_size: int
@@ -100,6 +100,7 @@ class ModelSpec:
     layers: tuple[LayerSpec, ...]
     rms_norm_eps: float
     tied_head: bool = False
+    has_head: bool = True
     norm_offset: float = 0.0
     embed_scale: float = 1.0
     logit_softcap: float | None = None

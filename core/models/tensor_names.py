@@ -54,7 +54,10 @@ def embedding_projection(spec: ModelSpec) -> Projection:
     return Projection((EMBEDDING.removesuffix(".weight"),), (spec.vocab_size,), spec.hidden_size)
 
 
-def head_projection(spec: ModelSpec) -> Projection:
+def head_projection(spec: ModelSpec) -> Projection | None:
+    """None of a model without a head."""
+    if not spec.has_head:
+        return None
     if spec.tied_head:
         return embedding_projection(spec)
     return Projection(("lm_head",), (spec.vocab_size,), spec.hidden_size)
@@ -77,8 +80,10 @@ def expected_tensors(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     """Every tensor that a checkpoint of this model must hold, with its shape."""
     tensors: dict[str, tuple[int, ...]] = {EMBEDDING: (spec.vocab_size, spec.hidden_size)}
     tensors.update((name, (size,)) for name, size in vectors(spec))
-    layers = (each for index in range(len(spec.layers)) for each in layer_projections(spec, index))
-    for projection in (head_projection(spec), *layers):
+    projections = [each for index in range(len(spec.layers)) for each in layer_projections(spec, index)]
+    if (head := head_projection(spec)) is not None:
+        projections.append(head)
+    for projection in projections:
         for name, rows in zip(projection.names, projection.rows, strict=True):
             tensors[f"{name}.weight"] = (rows, projection.columns)
             if projection.bias:
@@ -87,7 +92,12 @@ def expected_tensors(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
 
 
 def optional_tensors(spec: ModelSpec) -> frozenset[str]:
-    """Tensors that checkpoints carry without need: a tied head's copy, and in GGUF files the divisors of the rotary
-    frequencies, of which the shell has made the config's rotary scaling."""
-    tied = {"lm_head.weight"} if spec.tied_head else set()
-    return frozenset({"rope_freqs.weight"} | tied)
+    """Tensors that checkpoints carry without need: a head that is tied or not wanted, classifiers, which the pooler
+    reads, and in GGUF files the divisors of the rotary frequencies, of which the shell has made the config's rotary
+    scaling."""
+    names = {"rope_freqs.weight"}
+    if spec.tied_head or not spec.has_head:
+        names.add("lm_head.weight")
+    if not spec.has_head:
+        names |= {"score.weight", "score.bias"}
+    return frozenset(names)

@@ -53,7 +53,7 @@ class WeightPlan(Generic[Matrix]):
     spec: ModelSpec
     dtype: torch.dtype
     layers: tuple[LayerPlan[Matrix], ...]
-    head: MatrixPlan[Matrix]
+    head: MatrixPlan[Matrix] | None
     embedding: MatrixPlan[Matrix] | None
 
     @property
@@ -67,7 +67,8 @@ class WeightPlan(Generic[Matrix]):
     @property
     def kept_as(self) -> str:
         """For messages: what most of it is."""
-        return "the file's own blocks" if self.head.from_blocks else str(self.dtype).removeprefix("torch.")
+        in_blocks = any(matrix.from_blocks for matrix in self._matrices())
+        return "the file's own blocks" if in_blocks else str(self.dtype).removeprefix("torch.")
 
     @property
     def peak_bytes(self) -> int:
@@ -75,7 +76,8 @@ class WeightPlan(Generic[Matrix]):
         return self.num_bytes + max(matrix.loading_bytes for matrix in self._matrices())
 
     def _matrices(self) -> Iterator[MatrixPlan[Matrix]]:
-        yield self.head
+        if self.head is not None:
+            yield self.head
         if self.embedding is not None and self.embedding is not self.head:
             yield self.embedding
         for layer in self.layers:
@@ -101,6 +103,7 @@ def plan_weights(
         return plan_matrix(projection, tuple(kinds.get(f"{name}.weight") for name in projection.names))
 
     layers = tuple(LayerPlan(*map(plan, layer_projections(spec, index))) for index in range(len(spec.layers)))
-    head = plan(head_projection(spec))
-    embedding = head if spec.tied_head else plan(embedding_projection(spec))
+    head_names = head_projection(spec)
+    head = None if head_names is None else plan(head_names)
+    embedding = head if head is not None and spec.tied_head else plan(embedding_projection(spec))
     return WeightPlan(spec, dtype, layers, head, embedding if embedding.from_blocks else None)

@@ -49,7 +49,7 @@ class DecoderWeights(Generic[M]):
     embedding: torch.Tensor | BlockWeight
     layers: list[LayerWeights[M]]
     norm: torch.Tensor
-    head: M
+    head: M | None
 
     def embed(self, token_ids: torch.Tensor, prompt_embeds: PromptEmbeds = ()) -> torch.Tensor:
         """token_ids: [num_tokens] int64. Returns [num_tokens, hidden_size]."""
@@ -72,7 +72,7 @@ def load_weights(plan: WeightPlan[M], source: TensorSource, device: torch.device
     spec = plan.spec
     check_tensors(source, expected_tensors(spec), optional_tensors(spec))
     reader = _Reader(source, plan, device)
-    head = reader.matrix(plan.head)
+    head = None if plan.head is None else reader.matrix(plan.head)
     return DecoderWeights(
         spec=spec,
         dtype=plan.dtype,
@@ -123,7 +123,7 @@ class _Reader(Generic[M]):
             return (self._source.read(name, torch.float32) + offset).to(self._device)
         return self._source.read(name, self._dtype).clone().to(self._device)
 
-    def embedding(self, head: M) -> torch.Tensor | BlockWeight:
+    def embedding(self, head: M | None) -> torch.Tensor | BlockWeight:
         if (plan := self._plan.embedding) is not None:
             blocks = head if plan is self._plan.head else self.matrix(plan)
             assert isinstance(blocks, BlockWeight)

@@ -105,6 +105,7 @@ class TorchRuntime(Runtime[Linear]):
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         weights = self._loaded()
+        assert weights.head is not None
         logits = weights.head(ops.rms_norm(hidden, weights.norm, self.spec.rms_norm_eps)).float()
         cap = self.spec.logit_softcap
         return logits if cap is None else ops.softcap(logits, cap)

@@ -10,6 +10,7 @@ import torch
 from ..attention.interface import CPU, AttentionBackend, KVCache, StepMetadata
 from ..kernels import memory
 from ..lora.adapter import Adapter, AdapterRows
+from ..models import ops
 from ..models.spec import ModelSpec
 from ..models.tensor_names import Projection
 from ..models.tensor_source import TensorSource
@@ -111,6 +112,11 @@ class Runtime(ABC, Generic[M]):
     def keep_adapter(self, adapter: Adapter) -> Adapter:
         """An adapter as its files have it, in the form in which `forward` takes it."""
         return adapter
+
+    @torch.inference_mode()
+    def final_states(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden: [n, hidden_size] from `forward`. Returns them behind the final norm, [n, hidden_size] float32."""
+        return ops.rms_norm(hidden.float(), self._loaded().norm.float(), self.spec.rms_norm_eps)
 
     @abstractmethod
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

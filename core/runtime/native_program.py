@@ -297,6 +297,7 @@ class HeadProgram:
         scratch = QuantizedRows(capacity, spec.hidden_size)
         self._logits = memory.allocate((capacity, spec.vocab_size), torch.float32)
         self._norm = rms_norm(rows, None, normed, None, weights.norm, normed, spec.rms_norm_eps)
+        assert weights.head is not None
         product = weights.head.operations(rows, normed, self._logits, scratch)
         operations = with_prologue(rows, [self._norm, *product])
         self._recording = library.Recording(operations, keep_alive=(weights, normed, scratch))

@@ -12,12 +12,15 @@ from collections import deque
 import numpy as np
 
 from ...protocol.outputs import EngineCoreEvent, EventType, FinishReason, LogprobsArrays, PrefillStats
+from ...protocol.pooling import ResolvedPooling
 from ...protocol.repetition import RepetitionDetectionParams
 from ...protocol.requests import EngineCoreRequest
 from ...protocol.resolved_sampling import ResolvedSampling
 from ..kv_cache.block_hash import BlockHasher
 
 NO_ROW = -1
+
+_NOTHING_SAMPLED = ResolvedSampling()
 
 
 class RequestStatus(enum.IntEnum):
@@ -52,8 +55,8 @@ class Request:
     """One generation request. `token_ids` holds prompt and output; the output starts at `num_prompt_tokens`.
 
     `num_computed_tokens` counts tokens whose keys and values are in the cache, those of the step being planned
-    included. `has_news`: its next output says more than a token. `structured_output_state` belongs to the
-    structured-output manager, `drafter` to the proposer of drafts.
+    included. `has_news`: its next output says more than a token. `pooling`: None of a request that generates.
+    `structured_output_state` belongs to the structured-output manager, `drafter` to the proposer of drafts.
 
     `request_id` is unique in the core, over all its clients (see `core_request_id`); `client_request_id` is what the
     client calls it.
@@ -92,6 +95,7 @@ class Request:
         "events",
         "prompt_logprobs",
         "prompt_logprobs_sent",
+        "pooling",
         "sampling_params",
         "num_logprobs",
         "skip_reading_prefix_cache",
@@ -139,7 +143,13 @@ class Request:
 
         self._block_hasher = block_hasher
         self._max_model_len = sys.maxsize
-        self._set_sampling_params(request.params)
+        if isinstance(request.params, ResolvedPooling):
+            self.pooling: ResolvedPooling | None = request.params
+            self._set_sampling_params(_NOTHING_SAMPLED)
+            self.skip_reading_prefix_cache = self.pooling.skip_reading_prefix_cache
+        else:
+            self.pooling = None
+            self._set_sampling_params(request.params)
         self.extend_block_hashes()
 
     @classmethod
@@ -187,7 +197,8 @@ class Request:
     def limit_length(self, max_model_len: int) -> None:
         """No token beyond `max_model_len` is generated, whatever `max_tokens` and `min_tokens` say."""
         self._max_model_len = max_model_len
-        self._set_sampling_params(self.sampling_params)
+        if self.pooling is None:
+            self._set_sampling_params(self.sampling_params)
 
     def extend_block_hashes(self) -> None:
         if self._block_hasher is not None:

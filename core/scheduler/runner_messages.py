@@ -10,6 +10,7 @@ import numpy as np
 
 from ...protocol.lora import LoadedAdapter
 from ...protocol.outputs import LogprobsArrays
+from ...protocol.pooling import ResolvedPooling
 from ...protocol.resolved_sampling import ResolvedSampling
 
 
@@ -31,6 +32,7 @@ class NewRequestData:
     num_computed_tokens: int
     prompt_embeds: np.ndarray | None = None
     adapter: LoadedAdapter | None = None
+    pooling: ResolvedPooling | None = None
 
 
 @dataclass(slots=True)
@@ -66,7 +68,8 @@ class ModelRunnerOutput:
     rows, sampled_token_ids: [n] int64; they may change with the next step. `logprobs` has a line for each of them, with
     columns up to the largest k asked for; a request takes its first k + 1. By row: `further_token_ids`, those that
     follow where a draft held; `prompt_logprobs`, of requests that asked, the prompt positions computed in this step
-    (chunk by chunk); `failed`, what is wrong with a request, which alone ends.
+    (chunk by chunk); `pooled`, the vectors of requests that pool and are through; `failed`, what is wrong with a
+    request, which alone ends.
     """
 
     rows: np.ndarray = field(default_factory=no_rows)
@@ -74,4 +77,5 @@ class ModelRunnerOutput:
     logprobs: LogprobsArrays | None = None
     further_token_ids: dict[int, list[int]] = field(default_factory=dict)
     prompt_logprobs: dict[int, LogprobsArrays] = field(default_factory=dict)
+    pooled: dict[int, np.ndarray] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)

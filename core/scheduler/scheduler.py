@@ -79,7 +79,7 @@ class Scheduler:
             return
         if known is not None:
             raise ValueError(f"request id {request.request_id!r} is in use")
-        if request.num_prompt_tokens >= self._max_model_len:
+        if request.num_prompt_tokens >= self._max_model_len and request.pooling is None:
             raise ValueError(
                 f"the prompt has {request.num_prompt_tokens} tokens; with max_model_len {self._max_model_len} "
                 f"it may have at most {self._max_model_len - 1}"
@@ -338,6 +338,11 @@ class Scheduler:
             outputs.add(finished, [])
         if runner_output.prompt_logprobs:
             self._keep_prompt_logprobs(runner_output)
+        for row, vectors in runner_output.pooled.items():
+            if (pooled := self.table.running.get(row)) is not None:
+                pooled.status = RequestStatus.FINISHED_STOPPED
+                outputs.add(pooled, [], pooling_output=vectors)
+                self._finish_running(pooled)
         logprobs, drafts = runner_output.logprobs, scheduler_output.drafts
         client_index, handles, plain_token_ids = -1, list[int](), list[int]()
         running, token_ids = self.table.running, runner_output.sampled_token_ids.tolist()

@@ -2,6 +2,8 @@
 
 import time
 
+import numpy as np
+
 from ...protocol.outputs import EngineCoreOutput, EngineCoreOutputs, LogprobsArrays, SchedulerStats
 from .request import Request
 
@@ -13,7 +15,13 @@ class ShellOutputs:
         self._now = time.monotonic()
         self._frames: dict[int, EngineCoreOutputs] = {}
 
-    def add(self, request: Request, new_token_ids: list[int], logprobs: LogprobsArrays | None = None) -> None:
+    def add(
+        self,
+        request: Request,
+        new_token_ids: list[int],
+        logprobs: LogprobsArrays | None = None,
+        pooling_output: np.ndarray | None = None,
+    ) -> None:
         """What the step added to the request; what is said once (its end, events, prompt figures) comes along."""
         output = EngineCoreOutput(request.client_request_id, new_token_ids, handle=request.handle)
         if request.is_finished:
@@ -21,6 +29,7 @@ class ShellOutputs:
             output.stop_reason = request.stop_reason
             output.trace_headers = request.trace_headers
         output.new_logprobs = logprobs
+        output.pooling_output = pooling_output
         if new_token_ids and not request.prompt_logprobs_sent:
             if request.prompt_logprobs:
                 output.new_prompt_logprobs = LogprobsArrays.concatenated(request.prompt_logprobs)

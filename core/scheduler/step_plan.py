@@ -78,4 +78,5 @@ def _new_request_data(request: Request, num_scheduled: int, block_ids: list[list
         num_computed_tokens=request.num_computed_tokens - num_scheduled,
         prompt_embeds=request.prompt_embeds,
         adapter=request.adapter,
+        pooling=request.pooling,
     )

@@ -8,6 +8,7 @@ import torch
 from ...protocol.config import VllmConfig
 from ...protocol.outputs import LogprobsArrays
 from ..lora.cache import AdapterCache
+from ..pooling.pooler import Pooler
 from ..profile_ranges import profile_range
 from ..runtime.interface import Runtime
 from ..sampling.logprobs import gather_logprobs
@@ -34,7 +35,8 @@ class _PromptSpan(NamedTuple):
 class ModelRunner:
     """The batch: its tokens and blocks, and what each request asks of the sampler."""
 
-    def __init__(self, vllm_config: VllmConfig, runtime: Runtime[Any]) -> None:
+    def __init__(self, vllm_config: VllmConfig, runtime: Runtime[Any], pooler: Pooler | None = None) -> None:
+        """`pooler`: of an engine that pools instead of sampling."""
         model_config, scheduler_config = vllm_config.model_config, vllm_config.scheduler_config
         block_size = vllm_config.cache_config.block_size
         self.runtime = runtime
@@ -44,6 +46,7 @@ class ModelRunner:
         )
         self.sampling = SamplingBatch(vllm_config, scheduler_config.max_num_seqs)
         self.sampler = Sampler(self.sampling, model_config.logprobs_mode)
+        self.pooler = pooler
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
         """One step. A request that cannot be run is named in `failed`; the others are unaffected."""
@@ -56,6 +59,9 @@ class ModelRunner:
             if len(rows) == 0:
                 return output
             inputs = self.batch.prepare(rows, num_scheduled, scheduler_output.drafts)
+        if self.pooler is not None:
+            self._pool(self.pooler, inputs, output)
+            return output
         with profile_range("model"):
             hidden, prompt_spans = self._run(inputs)
         num_sampling = len(inputs.sampled)
@@ -71,6 +77,8 @@ class ModelRunner:
         for row in scheduler_output.removed_rows:
             self.batch.remove(row)
             self.sampling.remove(row)
+            if self.pooler is not None:
+                self.pooler.remove(row)
         for row, block_ids in scheduler_output.new_block_ids.items():
             self.batch.append_blocks(row, block_ids)
         failed: dict[int, str] = {}
@@ -80,13 +88,32 @@ class ModelRunner:
             if embeds is not None and embeds.shape != expected:
                 failed[request.row] = f"prompt_embeds are of shape {list(embeds.shape)}, expected {list(expected)}"
                 continue
+            if self.pooler is not None:
+                assert request.pooling is not None
+                self.pooler.add(request.row, request.pooling)
             try:
                 self.batch.add(request, None if request.adapter is None else self.adapters.get(request.adapter))
-                self.sampling.add(request.row, request)
+                if self.pooler is None:
+                    self.sampling.add(request.row, request)
             except ValueError as error:
                 self.batch.remove(request.row)
                 failed[request.row] = str(error)
         return failed
+
+    def _pool(self, pooler: Pooler, inputs: StepInputs, output: ModelRunnerOutput) -> None:
+        """Compute the step's tokens, and the vectors of the requests that are through."""
+        lines = pooler.lines(inputs)
+        with profile_range("model"):
+            hidden = self.runtime.forward(
+                inputs.input_ids,
+                inputs.metadata,
+                None if len(lines) == len(inputs.token_ids) else torch.from_numpy(lines),
+                self._prompt_embeds(inputs) if self.batch.prompt_embeds else (),
+                inputs.adapters,
+            )
+        with profile_range("pool"):
+            states = self.runtime.final_states(hidden).cpu().numpy()
+            output.pooled = pooler.pool(inputs, lines, states, self.batch.num_tokens)
 
     def _run(self, inputs: StepInputs) -> tuple[torch.Tensor, list[_PromptSpan]]:
         """Hidden states of the tokens to sample from, then those of the prompt positions whose logprobs are wanted."""

@@ -4,6 +4,7 @@ Executors own workers. `collective_rpc` reaches every public method by name, for
 
 import os
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,6 +18,8 @@ from ..kv_cache.groups import LayerKind
 from ..models.loader import open_checkpoint
 from ..models.registry import resolve_model_spec
 from ..models.weights import DecoderWeights
+from ..pooling.dense import load_dense
+from ..pooling.pooler import Pooler
 from ..profile_ranges import record_ranges
 from ..runtime.selection import make_runtime
 from ..scheduler.runner_messages import ModelRunnerOutput, SchedulerOutput
@@ -47,9 +50,10 @@ class Worker:
         self.vllm_config = vllm_config
         model_config, block_size = vllm_config.model_config, vllm_config.cache_config.block_size
         spec, dtype = resolve_model_spec(model_config.hf_config), getattr(torch, model_config.dtype)
+        spec = replace(spec, has_head=model_config.pooler is None)
         self.runtime = make_runtime(spec, dtype, block_size, model_config.quantization)
         self._load_weights()
-        self.model_runner = ModelRunner(vllm_config, self.runtime)
+        self.model_runner = ModelRunner(vllm_config, self.runtime, self._pooler())
         self._num_blocks = 0
         self._asleep: set[str] = set()
         self._profiler: torch.profiler.profile | None = None
@@ -70,6 +74,13 @@ class Worker:
                     "are available"
                 )
             self.runtime.load(plan, source)
+
+    def _pooler(self) -> Pooler | None:
+        spec = self.vllm_config.model_config.pooler
+        if spec is None:
+            return None
+        with open_checkpoint(self.vllm_config.model_config.model) as source:
+            return Pooler(spec, load_dense(spec, source))
 
     def determine_available_memory(self) -> int:
         """Bytes that the KV cache may take."""

@@ -20,8 +20,9 @@ logger = logging.getLogger("corespan.engine")
 
 HUB_PROBE_SECONDS = 4.0
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model"]
-# All but additional_chat_templates, as near as these patterns come, whose * takes in slashes.
-HUB_SUBFOLDERS = ["[!a]*/*", "a/*", "a[!d]*/*", "ad/*", "ad[!d]*/*"]
+# All but additional_chat_templates and numbered modules such as 1_Pooling, as near as these patterns come, whose *
+# takes in slashes.
+HUB_SUBFOLDERS = ["[!a0-9]*/*", "a/*", "a[!d]*/*", "ad/*", "ad[!d]*/*"]
 
 
 def pull(name: str, revision: str | None = None, verify: bool = False) -> Path:

@@ -15,6 +15,7 @@ from ...shared.gguf_file import first_part, is_gguf
 from ...shared.json_files import read_json
 from . import hub
 from .gguf_conversion import converted
+from .sentence_transformers import SentenceTransformer, read_sentence_transformer
 from .short_names import SHORT_NAMES
 from .wheels import ModelFetchError
 
@@ -30,6 +31,7 @@ class ModelFiles:
     hf_config: dict[str, Any]
     generation_config: dict[str, Any]  # empty where the model has none
     tokenizer_dir: str | None  # None: the model comes without a tokenizer
+    sentence_transformer: SentenceTransformer | None = None
 
 
 def resolve_model(name: str, revision: str | None = None, with_tokenizer: bool = True) -> ModelFiles:
@@ -48,6 +50,7 @@ def resolve_model(name: str, revision: str | None = None, with_tokenizer: bool =
         hf_config=read_json(path / "config.json"),
         generation_config=read_json(path / "generation_config.json") if _has(path, "generation_config.json") else {},
         tokenizer_dir=tokenizer,
+        sentence_transformer=read_sentence_transformer(path),
     )
 
 

@@ -12,15 +12,18 @@ from typing import TypeVar
 from ...protocol.errors import errors_of, may_be_ctrl_c, raised_in
 from ...protocol.outputs import EngineCoreOutput, FinishReason
 from ...protocol.param_checks import reject_type
+from ...protocol.pooling import PoolingParams
 from ...protocol.requests import EngineCoreRequest
 from ..metrics.stats import IterationStats, RequestStateStats
 from ..requests.parallel_sampling import fan_out
 from ..requests.prepared_request import PreparedRequest
 from ..text.tokenizer import Tokenizer
 from .logprobs import TokenDecoder
-from .output_collector import RequestOutputCollector
+from .output_collector import EngineOutput, RequestOutputCollector
 from .parent_request import ParentRequest
-from .request_output import RequestOutput
+from .pooling_output import PoolingRequestOutput
+from .pooling_state import PoolingState
+from .request_output import CompletionOutput
 from .request_state import RequestState
 from .tracing import RequestTracer
 
@@ -31,7 +34,7 @@ T = TypeVar("T")
 class OutputProcessorOutput:
     """`request_outputs`: those of requests without a collector. `reqs_to_abort`: internal ids the core is to stop."""
 
-    request_outputs: list[RequestOutput] = field(default_factory=list)
+    request_outputs: list[EngineOutput] = field(default_factory=list)
     reqs_to_abort: list[str] = field(default_factory=list)
 
 
@@ -49,10 +52,10 @@ class OutputProcessor:
         self.tracer = tracer
         self.log_stats = log_stats or tracer is not None
         self.stream_interval = stream_interval
-        self.request_states: dict[str, RequestState] = {}
+        self.request_states: dict[str, RequestState | PoolingState] = {}
         self.parent_requests: dict[str, ParentRequest] = {}
         self.external_req_ids: dict[str, set[str]] = {}  # the caller's id -> internal ids, children's for n > 1
-        self._by_handle: dict[int, RequestState] = {}
+        self._by_handle: dict[int, RequestState] = {}  # those that generate
         self._handles = itertools.count(1)
         self._decoder = TokenDecoder(tokenizer) if tokenizer is not None else None
 
@@ -70,7 +73,7 @@ class OutputProcessor:
 
         Raises ValueError, and expects nothing, where one with the same internal id is running.
         """
-        requests = fan_out(prepared.request, prepared.params.n)
+        requests = fan_out(prepared.request, prepared.n)
         for used_id in (prepared.request_id, *(request.request_id for request in requests)):
             if used_id in self.request_states or used_id in self.parent_requests:
                 raise ValueError(f"a request with the id {used_id!r} is running already")
@@ -79,7 +82,9 @@ class OutputProcessor:
             states = [self._new_state(prepared, each, parent, index, queue) for index, each in enumerate(requests)]
         for request, state in zip(requests, states, strict=True):
             request.handle = next(self._handles)
-            self.request_states[state.request_id] = self._by_handle[request.handle] = state
+            self.request_states[state.request_id] = state
+            if isinstance(state, RequestState):
+                self._by_handle[request.handle] = state
             self.external_req_ids.setdefault(state.external_req_id, set()).add(state.request_id)
             if parent is not None:
                 self.parent_requests[parent.request_id] = parent
@@ -92,7 +97,7 @@ class OutputProcessor:
         A piece that is not resumable closes it. False where the request has ended: the piece is not to be sent.
         """
         state = self.request_states.get(piece.request_id)
-        if state is None or not state.session_open:
+        if not isinstance(state, RequestState) or not state.session_open:
             return False
         piece.handle = state.request.handle
         state.add_piece(piece, prompt_text)
@@ -143,7 +148,7 @@ class OutputProcessor:
 
     def _advance(
         self,
-        state: RequestState,
+        state: RequestState | PoolingState,
         finish_reason: FinishReason | None,
         stop_reason: int | str | None,
         has_tokens: bool,
@@ -153,11 +158,13 @@ class OutputProcessor:
         """Hand out what a batch brought a request; a streamed prompt's goes on to its next piece."""
         goes_on = False
         if state.session_open and finish_reason is not None:
+            assert isinstance(state, RequestState)
             goes_on = state.end_piece(finish_reason, stop_reason, has_tokens)
             if not goes_on:  # to the core, a piece that was on its way would begin another request
                 result.reqs_to_abort.append(state.request_id)
         request_output = self._emit(state, finish_reason, stop_reason, iteration_stats, goes_on)
         if goes_on:
+            assert isinstance(state, RequestState)
             state.begin_next_piece()
             if state.queue is not None:
                 state.queue.unanswered_pieces.release()
@@ -197,8 +204,10 @@ class OutputProcessor:
         parent: ParentRequest | None,
         index: int,
         queue: RequestOutputCollector | None,
-    ) -> RequestState:
+    ) -> RequestState | PoolingState:
         stats = RequestStateStats(arrival_time=request.arrival_time) if self.log_stats else None
+        if isinstance(prepared.params, PoolingParams):
+            return PoolingState(request, queue, stats)
         stream_interval = prepared.params.stream_interval or self.stream_interval
         return RequestState(
             prepared, request, parent, index, queue, self.tokenizer, self._decoder, stats, stream_interval
@@ -214,12 +223,12 @@ class OutputProcessor:
 
     def _emit(
         self,
-        state: RequestState,
+        state: RequestState | PoolingState,
         finish_reason: FinishReason | None,
         stop_reason: int | str | None,
         iteration_stats: IterationStats | None,
         goes_on: bool = False,
-    ) -> RequestOutput | None:
+    ) -> EngineOutput | None:
         """Hand out what is due for `state`, and forget it if it has ended. `goes_on`: more prompt may come."""
         completion = state.make_output(finish_reason, stop_reason)
         ended = finish_reason is not None and not goes_on
@@ -227,21 +236,27 @@ class OutputProcessor:
             self._end(state, finish_reason, stop_reason, iteration_stats)
         if completion is None:
             return None
-        parent = state.parent
-        if parent is None:
-            request_output = state.wrap([completion], ended)
-        else:
-            completions = parent.collect(completion)
-            if not completions:
-                return None
-            request_output = state.wrap(completions, parent.finished)
-        if state.queue is not None:
+        request_output = self._wrapped(state, completion, ended)
+        if state.queue is not None and request_output is not None:
             state.queue.put(request_output)
         return request_output
 
+    def _wrapped(
+        self, state: RequestState | PoolingState, output: CompletionOutput | EngineOutput, ended: bool
+    ) -> EngineOutput | None:
+        """A completion in the output of its request, which waits for those of its siblings."""
+        if isinstance(state, PoolingState):
+            assert isinstance(output, PoolingRequestOutput)
+            return output
+        assert isinstance(output, CompletionOutput)
+        if state.parent is None:
+            return state.wrap([output], ended)
+        completions = state.parent.collect(output)
+        return state.wrap(completions, state.parent.finished) if completions else None
+
     def _end(
         self,
-        state: RequestState,
+        state: RequestState | PoolingState,
         finish_reason: FinishReason,
         stop_reason: int | str | None,
         iteration_stats: IterationStats | None,
@@ -253,8 +268,9 @@ class OutputProcessor:
         if self.tracer is not None:
             self.tracer.record(state, finish_reason, None if stop_reason is None else str(stop_reason))
 
-    def _forget(self, state: RequestState) -> None:
-        del self.request_states[state.request_id], self._by_handle[state.request.handle]
+    def _forget(self, state: RequestState | PoolingState) -> None:
+        del self.request_states[state.request_id]
+        self._by_handle.pop(state.request.handle, None)
         siblings = self.external_req_ids[state.external_req_id]
         siblings.discard(state.request_id)
         if not siblings:
@@ -265,7 +281,7 @@ class OutputProcessor:
                 self.parent_requests.pop(parent.request_id, None)
 
     def _record_finished(
-        self, state: RequestState, finish_reason: FinishReason, iteration_stats: IterationStats
+        self, state: RequestState | PoolingState, finish_reason: FinishReason, iteration_stats: IterationStats
     ) -> None:
         if state.stats is None:
             return
@@ -273,10 +289,12 @@ class OutputProcessor:
             finish_reason,
             state.external_req_id,
             len(state.request.prompt_token_ids),
-            state.request.params.max_tokens,
+            state.max_tokens,
             state.stats,
             state.num_cached_tokens or 0,
         )
+        if isinstance(state, PoolingState):
+            return
         parent = state.parent
         if parent is None or parent.finished:
             longest = state.num_generated if parent is None else parent.max_num_generation_tokens

@@ -12,7 +12,7 @@ class ParentRequest:
 
     def __init__(self, prepared: PreparedRequest) -> None:
         self.request_id = prepared.request_id
-        self.n = prepared.params.n
+        self.n = prepared.n
         self.child_ids: set[str] = set()  # running ones
         self.num_finished = 0
         self.max_num_generation_tokens = 0

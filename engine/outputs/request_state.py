@@ -7,8 +7,9 @@ from collections import deque
 
 from ...protocol.lora import LoRARequest
 from ...protocol.outputs import EngineCoreOutput, FinishReason
-from ...protocol.params import RequestOutputKind
+from ...protocol.params import RequestOutputKind, SamplingParams
 from ...protocol.requests import EngineCoreRequest
+from ...protocol.resolved_sampling import ResolvedSampling
 from ..metrics.stats import RequestStateStats
 from ..requests.prepared_request import PreparedRequest
 from ..text.detokenizer import Detokenizer
@@ -72,6 +73,7 @@ class RequestState:
     ) -> None:
         """`request`: that of `prepared`, or its child `index` of `parent`."""
         params = prepared.params
+        assert isinstance(params, SamplingParams)
         self.params = params
         self.request = request
         self.request_id = request.request_id
@@ -104,6 +106,11 @@ class RequestState:
         self._piece_start = 0  # tokens that answered earlier pieces
         self._pieces: deque[tuple[EngineCoreRequest, str | None]] = deque()
         self._closing = False
+
+    @property
+    def max_tokens(self) -> int | None:
+        assert isinstance(self.request.params, ResolvedSampling)
+        return self.request.params.max_tokens
 
     @property
     def num_generated(self) -> int:

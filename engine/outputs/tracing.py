@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from ...protocol.config import VllmConfig
 from ...protocol.outputs import FinishReason
 from ..metrics.stats import RequestStateStats
+from .pooling_state import PoolingState
 from .request_state import RequestState
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class RequestTracer:
         self._propagator = TraceContextTextMapPropagator()
         self._finalizer = weakref.finalize(self, provider.shutdown)
 
-    def record(self, state: RequestState, finish_reason: FinishReason, error: str | None) -> None:
+    def record(self, state: RequestState | PoolingState, finish_reason: FinishReason, error: str | None) -> None:
         """The request has ended now; `error` is what went wrong, if something did."""
         from opentelemetry.trace import SpanKind, Status, StatusCode
 
@@ -71,23 +72,23 @@ class RequestTracer:
         return self._propagator.extract({name.lower(): value for name, value in trace_headers.items()})
 
     def _attributes(
-        self, state: RequestState, stats: RequestStateStats, finish_reason: FinishReason, now: float
+        self, state: RequestState | PoolingState, stats: RequestStateStats, finish_reason: FinishReason, now: float
     ) -> "dict[str, AttributeValue]":
         """Times in seconds; those of a phase that was never reached are left out."""
-        params, max_tokens = state.params, state.request.params.max_tokens
         attributes: dict[str, AttributeValue] = {
             "gen_ai.response.model": self._model,
             "gen_ai.request.id": state.external_req_id,
-            "gen_ai.request.temperature": params.temperature,
-            "gen_ai.request.top_p": params.top_p,
             "gen_ai.request.n": 1 if state.parent is None else state.parent.n,
             "gen_ai.usage.prompt_tokens": len(state.prompt_token_ids),
             "gen_ai.usage.completion_tokens": state.num_generated,
             "gen_ai.response.finish_reasons": [str(finish_reason)],
             "gen_ai.latency.e2e": now - stats.arrival_time,
         }
-        if max_tokens is not None:
-            attributes["gen_ai.request.max_tokens"] = max_tokens
+        if isinstance(state, RequestState):
+            attributes["gen_ai.request.temperature"] = state.params.temperature
+            attributes["gen_ai.request.top_p"] = state.params.top_p
+        if state.max_tokens is not None:
+            attributes["gen_ai.request.max_tokens"] = state.max_tokens
         if stats.scheduled_ts:
             attributes["gen_ai.latency.time_in_queue"] = stats.scheduled_ts - stats.queued_ts
         if stats.first_token_ts:

@@ -16,12 +16,15 @@ from ...protocol.config import VllmConfig
 from ...protocol.errors import VLLMValidationError, errors_of
 from ...protocol.param_checks import reject, reject_type
 from ...protocol.params import RequestOutputKind, SamplingParams
+from ...protocol.pooling import PoolingParams, ResolvedPooling
 from ...protocol.requests import EngineCoreRequest
+from ...protocol.resolved_sampling import ResolvedSampling
 from ..text.prompts import EngineInput, check_arrival_time
 from ..text.renderer import Renderer
 from ..text.tokenizer import Tokenizer
 from ..text.tokenizer_inputs import check_encodable
 from .parallel_sampling import NoiseSeeds
+from .pooling_resolver import resolve_pooling
 from .prepared_request import PreparedRequest
 from .sampling_resolver import Resolved, SamplingResolver
 
@@ -49,7 +52,7 @@ class InputProcessor:
         self,
         request_id: str,
         prompt: Any,
-        params: SamplingParams,
+        params: SamplingParams | PoolingParams,
         arrival_time: float | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
         trace_headers: Mapping[str, str] | None = None,
@@ -67,22 +70,24 @@ class InputProcessor:
         """
         if isinstance(prompt, PreparedRequest):
             return _adopted(request_id, prompt, prompt_text)
-        resolved = self.check(request_id, params, arrival_time, trace_headers, priority)
-        params, sampling = resolved.params, resolved.sampling
+        core_params: ResolvedSampling | ResolvedPooling
+        if isinstance(params, PoolingParams):
+            _check_types(request_id, priority, trace_headers, arrival_time)
+            core_params, seed = resolve_pooling(params, self.model_config), None
+        else:
+            resolved = self.check(request_id, params, arrival_time, trace_headers, priority)
+            params, core_params, seed = resolved.params, resolved.sampling, resolved.params.seed
         rendered = self._render(prompt, params, tokenization_kwargs)
         token_ids = rendered["prompt_token_ids"]
         self._check_prompt(rendered, params)
-        if sampling.max_tokens is None:
-            room = self.model_config.max_model_len - len(token_ids)
-            sampling = msgspec.structs.replace(sampling, max_tokens=room)
-        if beam_length is not None:
-            sampling = msgspec.structs.replace(sampling, beam_length=beam_length)
+        if isinstance(core_params, ResolvedSampling):
+            core_params = self._with_lengths(core_params, len(token_ids), beam_length)
         request = EngineCoreRequest(
             request_id=request_id,
             prompt_token_ids=token_ids,
-            params=sampling,
+            params=core_params,
             arrival_time=rendered["arrival_time"] if arrival_time is None else arrival_time,
-            noise_seed=self._noise_seeds.of(params.seed),
+            noise_seed=self._noise_seeds.of(seed),
             priority=priority,
             cache_salt=rendered.get("cache_salt"),
             trace_headers=None if trace_headers is None else dict(trace_headers),
@@ -100,7 +105,14 @@ class InputProcessor:
         priority: int = 0,
     ) -> Resolved:
         """What `params` come to. Raises what `process_inputs` does for all but the prompt."""
-        _check_types(request_id, params, priority, trace_headers, arrival_time)
+        _check_types(request_id, priority, trace_headers, arrival_time)
+        if not isinstance(params, SamplingParams):
+            reject_type("params", params, "a SamplingParams, or a PoolingParams where the engine pools")
+        if self.model_config.pooler is not None:
+            raise ValueError(
+                f"{self.model_config.served_model_name} pools and does not generate: use embed() or encode(), with "
+                "PoolingParams, or start the engine with runner='generate'"
+            )
         return self.resolver.resolve(params)
 
     def assign_request_id(self, prepared: PreparedRequest) -> None:
@@ -115,19 +127,38 @@ class InputProcessor:
         if not envs.VLLM_DISABLE_REQUEST_ID_RANDOMIZATION:
             request.request_id = f"{request.request_id}-{secrets.token_hex(4)}"
 
-    def _render(self, prompt: Any, params: SamplingParams, kwargs: Mapping[str, Any] | None) -> EngineInput:
+    def _with_lengths(
+        self, sampling: ResolvedSampling, num_prompt_tokens: int, beam_length: int | None
+    ) -> ResolvedSampling:
+        if sampling.max_tokens is None:
+            room = self.model_config.max_model_len - num_prompt_tokens
+            sampling = msgspec.structs.replace(sampling, max_tokens=room)
+        if beam_length is not None:
+            sampling = msgspec.structs.replace(sampling, beam_length=beam_length)
+        return sampling
+
+    def _render(
+        self, prompt: Any, params: SamplingParams | PoolingParams, kwargs: Mapping[str, Any] | None
+    ) -> EngineInput:
         tok_params = self.renderer.default_cmpl_tok_params.with_kwargs(kwargs)
         if params.truncate_prompt_tokens is not None:
             tok_params = tok_params.with_kwargs({"truncate_prompt_tokens": params.truncate_prompt_tokens})
         (rendered,) = self.renderer.render_cmpl([prompt], tok_params)
         return rendered
 
-    def _check_prompt(self, rendered: EngineInput, params: SamplingParams) -> None:
+    def _check_prompt(self, rendered: EngineInput, params: SamplingParams | PoolingParams) -> None:
         token_ids = rendered["prompt_token_ids"]
         if not token_ids:
             raise ValueError("the prompt is empty: it has no token")
         limit = self.model_config.max_model_len
-        if len(token_ids) >= limit:
+        if isinstance(params, PoolingParams):
+            if len(token_ids) > limit:
+                raise VLLMValidationError(
+                    f"the prompt has {len(token_ids)} tokens; max_model_len is {limit}",
+                    parameter="input_tokens",
+                    value=len(token_ids),
+                )
+        elif len(token_ids) >= limit:
             raise VLLMValidationError(
                 f"the prompt has {len(token_ids)} tokens; with max_model_len {limit} it may have at most {limit - 1}, "
                 "which leaves room for one token of output",
@@ -142,7 +173,8 @@ class InputProcessor:
                     parameter="prompt_token_ids",
                     value=token_id,
                 )
-        if rendered["type"] == "embeds" and params.prompt_logprobs is not None:
+        asks_for_logprobs = isinstance(params, SamplingParams) and params.prompt_logprobs is not None
+        if rendered["type"] == "embeds" and asks_for_logprobs:
             raise ValueError("prompt_logprobs need a prompt of token ids; this one consists of prompt_embeds")
 
 
@@ -161,14 +193,10 @@ def _warn_of_prepared_requests() -> None:
     logger.warning("add_request() was handed a prepared request; pass a prompt rendered by Renderer instead")
 
 
-def _check_types(
-    request_id: object, params: object, priority: object, trace_headers: object, arrival_time: object
-) -> None:
+def _check_types(request_id: object, priority: object, trace_headers: object, arrival_time: object) -> None:
     if not isinstance(request_id, str):
         reject_type("request_id", request_id, "a str")
     check_encodable(request_id)
-    if not isinstance(params, SamplingParams):
-        reject_type("params", params, "a SamplingParams")
     if isinstance(priority, bool) or not isinstance(priority, int):
         reject_type("priority", priority, "an int")
     if not -(2**63) <= priority < 2**63:

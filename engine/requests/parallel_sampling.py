@@ -5,6 +5,7 @@ import random
 import msgspec
 
 from ...protocol.requests import EngineCoreRequest
+from ...protocol.resolved_sampling import ResolvedSampling
 
 _SEEDS = 2**64
 
@@ -33,7 +34,9 @@ def fan_out(request: EngineCoreRequest, n: int) -> list[EngineCoreRequest]:
 
 
 def _child(request: EngineCoreRequest, index: int) -> EngineCoreRequest:
-    params, shown = request.params, request.params.for_processors
+    params = request.params
+    assert isinstance(params, ResolvedSampling)
+    shown = params.for_processors
     if shown is not None:
         seed = shown.seed
         if seed is not None:

@@ -5,6 +5,7 @@ prompt.
 from dataclasses import dataclass
 
 from ...protocol.params import RequestOutputKind, SamplingParams
+from ...protocol.pooling import PoolingParams
 from ...protocol.requests import EngineCoreRequest
 
 
@@ -15,9 +16,14 @@ class PreparedRequest:
     """
 
     request: EngineCoreRequest
-    params: SamplingParams
+    params: SamplingParams | PoolingParams
     prompt: str | None
     output_kind: RequestOutputKind
+
+    @property
+    def n(self) -> int:
+        """How many answers are wanted."""
+        return 1 if isinstance(self.params, PoolingParams) else self.params.n
 
     @property
     def request_id(self) -> str:
