@@ -15,6 +15,10 @@ _EXPORTS = {
     "AsyncLLMEngine": ".engine.async_llm",
     "EngineArgs": ".engine.engine_args",
     "AsyncEngineArgs": ".engine.engine_args",
+    "PoolingRequestOutput": ".engine.outputs.pooling_output",
+    "EmbeddingRequestOutput": ".engine.outputs.pooling_output",
+    "ClassificationRequestOutput": ".engine.outputs.pooling_output",
+    "ScoringRequestOutput": ".engine.outputs.pooling_output",
     "RequestOutput": ".engine.outputs.request_output",
     "CompletionOutput": ".engine.outputs.request_output",
     "StreamingInput": ".engine.requests.streaming_input",
@@ -23,6 +27,8 @@ _EXPORTS = {
     "TokensPrompt": ".engine.text.prompts",
     "EmbedsPrompt": ".engine.text.prompts",
     "SamplingParams": ".protocol.params",
+    "PoolingParams": ".protocol.pooling",
+    "PoolerConfig": ".protocol.pooling",
     "BeamSearchParams": ".protocol.params",
     "RequestOutputKind": ".protocol.params",
     "StructuredOutputsParams": ".protocol.structured_outputs",
@@ -56,6 +62,10 @@ if TYPE_CHECKING:
     from .engine.engine_args import EngineArgs as EngineArgs
     from .engine.llm import LLM as LLM
     from .engine.llm_engine import LLMEngine as LLMEngine
+    from .engine.outputs.pooling_output import ClassificationRequestOutput as ClassificationRequestOutput
+    from .engine.outputs.pooling_output import EmbeddingRequestOutput as EmbeddingRequestOutput
+    from .engine.outputs.pooling_output import PoolingRequestOutput as PoolingRequestOutput
+    from .engine.outputs.pooling_output import ScoringRequestOutput as ScoringRequestOutput
     from .engine.outputs.request_output import CompletionOutput as CompletionOutput
     from .engine.outputs.request_output import RequestOutput as RequestOutput
     from .engine.requests.streaming_input import StreamingInput as StreamingInput
@@ -70,5 +80,7 @@ if TYPE_CHECKING:
     from .protocol.params import BeamSearchParams as BeamSearchParams
     from .protocol.params import RequestOutputKind as RequestOutputKind
     from .protocol.params import SamplingParams as SamplingParams
+    from .protocol.pooling import PoolerConfig as PoolerConfig
+    from .protocol.pooling import PoolingParams as PoolingParams
     from .protocol.repetition import RepetitionDetectionParams as RepetitionDetectionParams
     from .protocol.structured_outputs import StructuredOutputsParams as StructuredOutputsParams

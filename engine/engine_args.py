@@ -199,6 +199,13 @@ class EngineArgs(NeutralArgs):
 
     def _model_config(self, files: ModelFiles, hf_config: dict[str, Any], max_model_len: int) -> ModelConfig:
         tokenizer = self._tokenizer_folder(files)
+        pooler = pooler_spec(
+            self.runner, self.convert, self.pooler_config, hf_config, files.sentence_transformer, tokenizer
+        )
+        if pooler is not None:
+            for name in ("logits_processors", "speculative_config"):
+                if getattr(self, name) is not None:
+                    reject(name, getattr(self, name), "None where the engine pools")
         return ModelConfig(
             model=files.path,
             served_model_name=self.served_model_name or os.fspath(self.model),
@@ -212,12 +219,10 @@ class EngineArgs(NeutralArgs):
             seed=self.seed,
             max_logprobs=self.max_logprobs,
             logprobs_mode=self.logprobs_mode,
-            logits_processors=self._logits_processors(),
+            logits_processors=self._logits_processors() if pooler is None else [],
             enable_prompt_embeds=self.enable_prompt_embeds,
             trust_remote_code=self.trust_remote_code,
-            pooler=pooler_spec(
-                self.runner, self.convert, self.pooler_config, hf_config, files.sentence_transformer, tokenizer
-            ),
+            pooler=pooler,
         )
 
     def _logits_processors(self) -> list[str]:

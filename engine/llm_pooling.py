@@ -1,6 +1,6 @@
 """What `LLM` does with a model that pools: vectors, classes, rewards and scores for texts."""
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,7 +17,7 @@ from .outputs.pooling_output import (
     PoolingRequestOutput,
     ScoringRequestOutput,
 )
-from .ownership import takes_turns
+from .ownership import OwnedByProcess, takes_turns
 from .progress import UseTqdm
 from .requests.adapters import LoRARequests
 from .scoring import pair_prompt, paired
@@ -26,7 +26,7 @@ from .text.prompts import PromptType, to_prompt_list
 PoolingParamsEach = PoolingParams | Sequence[PoolingParams] | None
 
 
-class LLMPooling(ABC):
+class LLMPooling(OwnedByProcess):
     """A part of `LLM`. Prompts are given as to `generate`; `pooling_params` are one for all or one a prompt; None: as
     the model's files say. A model that generates, or does not do the task, raises ValueError.
     """

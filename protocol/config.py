@@ -48,6 +48,11 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     def vocab_size(self) -> int:
         return int(self.hf_config["vocab_size"])
 
+    @property
+    def max_prompt_len(self) -> int:
+        """Tokens: where the model generates, one less than it takes at all, which leaves room for one of output."""
+        return self.max_model_len - (self.pooler is None)
+
     def get_vocab_size(self) -> int:
         return self.vocab_size
 

@@ -9,11 +9,15 @@ NAMES = (
     ("", "engine.async_llm", "AsyncLLMEngine"),
     ("", "engine.engine_args", "EngineArgs AsyncEngineArgs"),
     ("", "engine.outputs.request_output", "RequestOutput CompletionOutput"),
+    ("", "engine.outputs.pooling_output", "PoolingRequestOutput EmbeddingRequestOutput"),
+    ("", "engine.outputs.pooling_output", "ClassificationRequestOutput ScoringRequestOutput"),
     ("", "engine.text.prompts", "PromptType TextPrompt TokensPrompt"),
     ("", "protocol.params", "SamplingParams"),
+    ("", "protocol.pooling", "PoolingParams"),
     ("beam_search", "engine.beam_search", "BeamSearchOutput BeamSearchSequence"),
     ("config", "protocol.config", "VllmConfig ModelConfig CacheConfig SchedulerConfig ParallelConfig"),
     ("config", "protocol.config", "ObservabilityConfig LoRAConfig"),
+    ("config", "protocol.pooling", "PoolerConfig"),
     ("distributed", _OWN, "cleanup_dist_env_and_memory"),
     ("distributed.parallel_state", _OWN, "cleanup_dist_env_and_memory"),
     ("engine.arg_utils", "engine.engine_args", "EngineArgs AsyncEngineArgs"),
@@ -38,7 +42,11 @@ NAMES = (
     ("model_executor", _OWN, "set_random_seed"),
     ("model_executor.utils", _OWN, "set_random_seed"),
     ("outputs", "engine.outputs.request_output", "RequestOutput CompletionOutput"),
+    ("outputs", "engine.outputs.pooling_output", "PoolingOutput PoolingRequestOutput EmbeddingOutput"),
+    ("outputs", "engine.outputs.pooling_output", "EmbeddingRequestOutput ClassificationOutput"),
+    ("outputs", "engine.outputs.pooling_output", "ClassificationRequestOutput ScoringOutput ScoringRequestOutput"),
     ("platforms", _OWN, "current_platform"),
+    ("pooling_params", "protocol.pooling", "PoolingParams"),
     ("sampling_params", "protocol.params", "SamplingParams BeamSearchParams RequestOutputKind SamplingType"),
     ("sampling_params", "protocol.repetition", "RepetitionDetectionParams"),
     ("sampling_params", "protocol.structured_outputs", "StructuredOutputsParams"),
@@ -74,7 +82,6 @@ NAMES = (
     ("v1.sample.logits_processor.interface", "core.sampling.logits_processors", "*"),
 )
 
-_NO_POOLING = "models generate; there is no pooling"
 _TEXT_ONLY = "models take text only"
 _NOT_COMPILED = "nothing is compiled or captured: the kernels are native code"
 _ONE_WORKER = "the engine has one worker, on one machine"
@@ -82,8 +89,6 @@ _AS_DICT = "options stand in the engine's arguments"
 
 MISSING = (
     # vLLM's module, names that have no counterpart, why: importing them is well, using them an error
-    ("", "PoolingParams PoolingRequestOutput EmbeddingRequestOutput ClassificationRequestOutput", _NO_POOLING),
-    ("", "ScoringRequestOutput", _NO_POOLING),
     ("", "ModelRegistry", "models are the engine's own"),
     ("", "initialize_ray_cluster", _ONE_WORKER),
     ("assets.audio", "AudioAsset", _TEXT_ONLY),
@@ -92,15 +97,11 @@ MISSING = (
     ("config", "CompilationConfig CompilationMode CUDAGraphMode AttentionConfig KernelConfig", _NOT_COMPILED),
     ("config", "KVTransferConfig KVEventsConfig", _ONE_WORKER),
     ("config", "MultiModalConfig", _TEXT_ONLY),
-    ("config", "PoolerConfig", _NO_POOLING),
     ("config", "SpeculativeConfig", "speculative_config is a dict here"),
     ("config", "DeviceConfig LoadConfig ProfilerConfig StructuredOutputsConfig", _AS_DICT),
     ("distributed.parallel_state", "get_tp_group get_pp_group get_world_group", _ONE_WORKER),
     ("inputs", "ExplicitEncoderDecoderPrompt", "models are decoders only"),
     ("multimodal", "MultiModalDataDict", _TEXT_ONLY),
-    ("outputs", "PoolingOutput PoolingRequestOutput EmbeddingOutput EmbeddingRequestOutput", _NO_POOLING),
-    ("outputs", "ClassificationOutput ClassificationRequestOutput ScoringOutput ScoringRequestOutput", _NO_POOLING),
-    ("pooling_params", "PoolingParams", _NO_POOLING),
     ("sampling_params", "GuidedDecodingParams", "use StructuredOutputsParams"),
     ("sequence", "RequestMetrics", "RequestOutput.metrics are v1.metrics.stats.RequestStateStats"),
     ("v1.engine.core", "DPEngineCoreProc", _ONE_WORKER),

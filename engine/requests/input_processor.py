@@ -150,18 +150,12 @@ class InputProcessor:
         token_ids = rendered["prompt_token_ids"]
         if not token_ids:
             raise ValueError("the prompt is empty: it has no token")
-        limit = self.model_config.max_model_len
-        if isinstance(params, PoolingParams):
-            if len(token_ids) > limit:
-                raise VLLMValidationError(
-                    f"the prompt has {len(token_ids)} tokens; max_model_len is {limit}",
-                    parameter="input_tokens",
-                    value=len(token_ids),
-                )
-        elif len(token_ids) >= limit:
+        max_model_len, most = self.model_config.max_model_len, self.model_config.max_prompt_len
+        if len(token_ids) > most:
+            room = ", which leaves room for one token of output" if most < max_model_len else ""
             raise VLLMValidationError(
-                f"the prompt has {len(token_ids)} tokens; with max_model_len {limit} it may have at most {limit - 1}, "
-                "which leaves room for one token of output",
+                f"the prompt has {len(token_ids)} tokens; with max_model_len {max_model_len} it may have at most {most}"
+                f"{room}",
                 parameter="input_tokens",
                 value=len(token_ids),
             )

@@ -86,17 +86,17 @@ class Renderer:
             rendered["prompt"] = fields["prompt"]
         if "cache_salt" in fields:
             rendered["cache_salt"] = fields["cache_salt"]
-        return _truncate(rendered, params, self.model_config.max_model_len)
+        return _truncate(rendered, params, self.model_config)
 
     def _tokenise(self, text: str, params: TokenizeParams) -> list[int]:
         """Raises VLLMValidationError, before anything is tokenised, for a text that cannot fit and is not truncated."""
         tokenizer = self._need_tokenizer("a text prompt")
-        limit = self.model_config.max_model_len
-        if params.truncate_prompt_tokens is None and len(text) >= limit:
-            if (fewest := tokenizer.fewest_tokens(text)) >= limit:
+        most = self.model_config.max_prompt_len
+        if params.truncate_prompt_tokens is None and len(text) > most:
+            if (fewest := tokenizer.fewest_tokens(text)) > most:
                 raise VLLMValidationError(
                     f"the prompt has {len(text)} characters, which are {fewest} tokens at least; with max_model_len "
-                    f"{limit} it may have at most {limit - 1}",
+                    f"{self.model_config.max_model_len} it may have at most {most}",
                     parameter="input_text",
                     value=len(text),
                 )
@@ -122,7 +122,7 @@ class Renderer:
         return self.tokenizer
 
 
-def _truncate(rendered: EngineInput, params: TokenizeParams, max_model_len: int) -> EngineInput:
+def _truncate(rendered: EngineInput, params: TokenizeParams, model_config: ModelConfig) -> EngineInput:
     """`rendered` cut to the wanted number of tokens, or of rows of its embeddings.
 
     Raises VLLMValidationError for more than the model can take.
@@ -130,10 +130,12 @@ def _truncate(rendered: EngineInput, params: TokenizeParams, max_model_len: int)
     wanted = params.truncate_prompt_tokens
     if wanted is None:
         return rendered
-    most = max_model_len - 1  # room for one token of output
+    most = model_config.max_prompt_len
     if wanted > most:
+        less = "" if most == model_config.max_model_len else " less one"
         raise VLLMValidationError(
-            f"truncate_prompt_tokens is {wanted}; it must be at most {most} (max_model_len {max_model_len} less one)",
+            f"truncate_prompt_tokens is {wanted}; it must be at most {most} (max_model_len "
+            f"{model_config.max_model_len}{less})",
             parameter="truncate_prompt_tokens",
             value=wanted,
         )

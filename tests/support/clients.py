@@ -11,7 +11,16 @@ from typing import Any, Literal, TypeVar
 import pytest
 from deadlines import DEADLINE
 
-from corespan import LLM, AsyncEngineArgs, AsyncLLM, LoRARequest, RequestOutput, RequestOutputKind, SamplingParams
+from corespan import (
+    LLM,
+    AsyncEngineArgs,
+    AsyncLLM,
+    LoRARequest,
+    PoolingParams,
+    RequestOutput,
+    RequestOutputKind,
+    SamplingParams,
+)
 from corespan.engine.text.conversation import to_conversation_list
 from corespan.engine.text.render_params import ChatParams
 
@@ -87,6 +96,13 @@ class Runner:
         all_params = [params] * len(prompts) if isinstance(params, SamplingParams) else params
         priorities, adapters = priority or [0] * len(prompts), lora_requests or [None] * len(prompts)
         return self._loop.run(self._generate_async(prompts, all_params, priorities, adapters))
+
+    def encode(self, prompts: Sequence[Any], params: PoolingParams | Sequence[PoolingParams]) -> list[Any]:
+        """What the pooler gives for each prompt, in their order; all run as one batch."""
+        all_params = [params] * len(prompts) if isinstance(params, PoolingParams) else params
+        if self.kind != "async_mp":
+            return self.llm.encode(prompts, all_params, use_tqdm=False)
+        return self._loop.run(self._encode_async(prompts, all_params))
 
     def generate_at_once(self, prompts: Sequence[Any], params: Sequence[SamplingParams]) -> list[RequestOutput]:
         """`generate`, but nothing runs before all of it has reached the core."""
@@ -276,6 +292,15 @@ class Runner:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _encode_async(self, prompts: Sequence[Any], params: Sequence[PoolingParams]) -> list[Any]:
+        async def pooled(prompt: Any, own_params: PoolingParams) -> Any:
+            self._ids += 1
+            outputs = [out async for out in self.async_llm.encode(prompt, own_params, f"pooled-{self._ids}")]
+            assert len(outputs) == 1 and outputs[0].finished
+            return outputs[0]
+
+        return list(await asyncio.gather(*map(pooled, prompts, params)))
 
     async def _at_once_async(self, prompts: Sequence[Any], params: Sequence[SamplingParams]) -> list[RequestOutput]:
         batch = zip(prompts, params, strict=True)
