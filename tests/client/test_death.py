@@ -162,6 +162,7 @@ def test_sigterm_that_is_repeated_does_not_begin_the_drain_anew(make_mp_bridge):
     bridge = make_mp_bridge(step_seconds=0.02, max_model_len=10_000, parallel={"shutdown_timeout": 0.2})
     pid = core_pid(bridge)
     bridge.add(request("long", max_tokens=9_000))  # for minutes
+    bridge.call("is_sleeping")  # so that it is there
     ended = threading.Event()
 
     def terminate_again_and_again():
