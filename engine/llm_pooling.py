@@ -4,11 +4,9 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import msgspec
-
 from ..client.fair_lock import FairLock
 from ..protocol.param_checks import reject
-from ..protocol.pooling import PoolerSpec, PoolingParams, PoolingTask
+from ..protocol.pooling import PoolingParams, PoolingTask
 from .llm_engine import LLMEngine
 from .outputs.pooling_output import (
     ClassificationRequestOutput,
@@ -20,7 +18,7 @@ from .outputs.pooling_output import (
 from .ownership import OwnedByProcess, takes_turns
 from .progress import UseTqdm
 from .requests.adapters import LoRARequests
-from .scoring import pair_prompt, paired
+from .scoring import plan_scores
 from .text.prompts import PromptType, to_prompt_list
 
 PoolingParamsEach = PoolingParams | Sequence[PoolingParams] | None
@@ -120,45 +118,11 @@ class LLMPooling(OwnedByProcess):
         "token_embed" in `pooling_params`, the sum over the first's tokens of the largest product with one of the
         second's.
         """
-        ones, others = paired(data_1, data_2)
+        engine = self.llm_engine
         params = pooling_params or PoolingParams()
-        if self._pooler("score").task == "classify":
-            params, prompts = self._pair_prompts(ones, others, params, chat_template)
-            outputs = self._pool(prompts, params, "classify", use_tqdm, lora_request, tokenization_kwargs)
-            return [ScoringRequestOutput.from_base(output) for output in outputs]
-        if chat_template is not None:
-            reject("chat_template", chat_template, "None: this model reads each text by itself")
-        task: PoolingTask = params.task or "embed"
-        texts = list(dict.fromkeys([*ones, *others]))
-        vectors = dict(
-            zip(texts, self._pool(texts, params, task, use_tqdm, lora_request, tokenization_kwargs), strict=True)
-        )
-        return [
-            ScoringRequestOutput.of_pair(vectors[one], vectors[other]) for one, other in zip(ones, others, strict=True)
-        ]
-
-    def _pair_prompts(
-        self, queries: list[str], documents: list[str], params: PoolingParams, template: str | None
-    ) -> tuple[PoolingParams, list[PromptType]]:
-        """With the params for them: what cuts prompts has been done."""
-        if (num_labels := self._pooler("score").num_labels) != 1:
-            raise ValueError(f"score() needs a model with one class, and this one has {num_labels}; use classify()")
-        tokenizer, model_config = self.llm_engine.get_tokenizer(), self.llm_engine.model_config
-        keep = params.truncate_prompt_tokens if template is None else None
-        prompts = [
-            pair_prompt(tokenizer, model_config, query, document, template, keep)
-            for query, document in zip(queries, documents, strict=True)
-        ]
-        return params if keep is None else msgspec.structs.replace(params, truncate_prompt_tokens=None), prompts
-
-    def _pooler(self, method: str) -> PoolerSpec:
-        model_config = self.llm_engine.model_config
-        if model_config.pooler is None:
-            raise ValueError(
-                f"{method}() needs a model that pools; {model_config.served_model_name} generates. Start the engine "
-                "with runner='pooling'"
-            )
-        return model_config.pooler
+        plan = plan_scores(engine.model_config, engine.tokenizer, data_1, data_2, params, chat_template)
+        outputs = self._pool(plan.prompts, plan.params, None, use_tqdm, lora_request, tokenization_kwargs)
+        return plan.scores(outputs)
 
     @abstractmethod
     def _pool(

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from . import admin, openapi, page, probes, text, unsupported
+from . import admin, openapi, page, pooling, probes, text, unsupported
 from .anthropic import count_tokens, create_message
 from .anthropic_schema import MessagesRequest
 from .chat import create_chat_completion
@@ -20,6 +20,7 @@ from .endpoint import Endpoint, Handler
 from .errors import ApiError, as_api_error
 from .hang_up import ClientGone
 from .middleware import Gate, route_path, style_of
+from .pooling_schema import InputRequest, RerankRequest, ScoreRequest
 from .response_routes import (
     cancel_response,
     create_response,
@@ -61,7 +62,14 @@ ENDPOINTS = (
     Endpoint("/tokenize", text.tokenize, body=TokenizeRequest),
     Endpoint("/detokenize", text.detokenize, body=DetokenizeRequest),
     Endpoint("/tokenizer_info", text.tokenizer_info, ("GET",)),
-    *(Endpoint(path, unsupported.pooling, body=unsupported.NamedModel) for path in unsupported.POOLING),
+    Endpoint("/v1/embeddings", pooling.embeddings, generates=True, body=InputRequest),
+    Endpoint("/pooling", pooling.pooling, generates=True, body=InputRequest),
+    Endpoint("/classify", pooling.classify, generates=True, body=InputRequest),
+    *(Endpoint(path, pooling.score, generates=True, body=ScoreRequest) for path in ("/score", "/v1/score")),
+    *(
+        Endpoint(path, pooling.rerank, generates=True, body=RerankRequest)
+        for path in ("/rerank", "/v1/rerank", "/v2/rerank")
+    ),
     *(Endpoint(path, unsupported.lora, admin=True, body=unsupported.NamedModel) for path in unsupported.LORA),
     Endpoint("/sleep", admin.sleep, admin=True),
     Endpoint("/wake_up", admin.wake_up, admin=True),

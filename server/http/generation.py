@@ -9,11 +9,13 @@ from dataclasses import dataclass
 
 from starlette.requests import Request
 
+from ...engine.outputs.pooling_output import PoolingOutput, PoolingRequestOutput
 from ...engine.outputs.request_output import CompletionOutput, RequestOutput
 from ...engine.text.prompts import EngineInput
 from ...protocol.params import SamplingParams
 from ..models import ServedModel
 from .errors import ApiError, unavailable
+from .pooling_schema import PooledRequest
 from .schema import GenerationRequest
 
 _TRACE_HEADERS = ("traceparent", "tracestate")
@@ -38,7 +40,7 @@ class Caller:
     trace_headers: Mapping[str, str] | None
 
     @classmethod
-    def of(cls, request: Request, body: GenerationRequest) -> "Caller":
+    def of(cls, request: Request, body: GenerationRequest | PooledRequest) -> "Caller":
         """Raises ApiError for a priority that is none."""
         found = {name: value for name in _TRACE_HEADERS if (value := request.headers.get(name)) is not None}
         return cls(request_id_of(request, body.request_id), _priority_of(request, body.priority), found or None)
@@ -74,7 +76,7 @@ async def generate(
     async with aclosing(_numbered(streams[0]) if len(streams) == 1 else _merged(streams)) as numbered:
         async for number, output in numbered:
             for answer in output.outputs:
-                _check_finish(answer)
+                check_finish(answer)
             yield number, output
 
 
@@ -118,7 +120,7 @@ async def _merged(
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _check_finish(output: CompletionOutput) -> None:
+def check_finish(output: CompletionOutput | PoolingRequestOutput[PoolingOutput]) -> None:
     """Raises ApiError for an answer that was cut off by the server rather than finished."""
     if output.finish_reason == "abort":
         raise unavailable("the request was aborted: the server is shutting down, paused or going to sleep")

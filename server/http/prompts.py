@@ -9,6 +9,7 @@ from ...engine.text.prompts import EngineInput
 from ...engine.text.render_params import ChatParams, TokenizeParams
 from ..models import ChatSettings, ServedModel
 from .errors import ApiError
+from .pooling_schema import PooledRequest
 from .schema import ChatCompletionRequest, CompletionRequest, GenerationRequest
 
 MAX_PROMPTS = 1024
@@ -21,11 +22,11 @@ async def completion_prompts(model: ServedModel, request: CompletionRequest) -> 
     if request.prompt_embeds is not None:
         raise ApiError("prompt_embeds are not taken over HTTP: send prompt", param="prompt_embeds")
     tok_params = tokenize_params(request, model.renderer.default_cmpl_tok_params)
-    prompts = _prompt_list(request.prompt)
+    prompts = prompt_list(request.prompt, "prompt")
     return await model.in_thread(model.renderer.render_cmpl, prompts, tok_params)
 
 
-def tokenize_params(request: GenerationRequest, defaults: TokenizeParams) -> TokenizeParams:
+def tokenize_params(request: GenerationRequest | PooledRequest, defaults: TokenizeParams) -> TokenizeParams:
     return defaults.with_kwargs(
         {
             "truncate_prompt_tokens": request.truncate_prompt_tokens,
@@ -35,24 +36,24 @@ def tokenize_params(request: GenerationRequest, defaults: TokenizeParams) -> Tok
     )
 
 
-def _prompt_list(prompt: object) -> list[Any]:
-    """A text, a list of texts, token ids, or a list of those: as a list of prompts."""
-    if prompt is None:
-        raise ApiError("prompt is missing", param="prompt")
-    if isinstance(prompt, str):
-        prompts: list[Any] = [prompt]
-    elif isinstance(prompt, list) and prompt and all(type(item) is int for item in prompt):
-        prompts = [prompt]
-    elif isinstance(prompt, list):
-        prompts = prompt
+def prompt_list(given: object, field: str) -> list[Any]:
+    """A text, a list of texts, token ids, or a list of those: as a list of prompts. Raises ApiError naming `field`."""
+    if given is None:
+        raise ApiError(f"{field} is missing", param=field)
+    if isinstance(given, str):
+        prompts: list[Any] = [given]
+    elif isinstance(given, list) and given and all(type(item) is int for item in given):
+        prompts = [given]
+    elif isinstance(given, list):
+        prompts = given
     else:
-        raise ApiError("prompt must be a text, a list of texts, token ids or a list of those", param="prompt")
+        raise ApiError(f"{field} must be a text, a list of texts, token ids or a list of those", param=field)
     if not prompts:
-        raise ApiError("prompt is empty", param="prompt")
+        raise ApiError(f"{field} is empty", param=field)
     if len(prompts) > MAX_PROMPTS:
-        raise ApiError(f"prompt holds {len(prompts)} prompts; at most {MAX_PROMPTS} are taken at once", param="prompt")
+        raise ApiError(f"{field} holds {len(prompts)} prompts; at most {MAX_PROMPTS} are taken at once", param=field)
     for number, item in enumerate(prompts):
-        where = f"prompt.{number}" if len(prompts) > 1 else "prompt"
+        where = f"{field}.{number}" if len(prompts) > 1 else field
         if not isinstance(item, str) and not (isinstance(item, list) and all(type(each) is int for each in item)):
             raise ApiError(f"{where} must be a text or a list of token ids", param=where)
         if not item:

@@ -1,5 +1,5 @@
-"""Routes of other engines that no model here can serve: pooling and LoRA adapters. They answer 400 and say so, where a
-404 would read as a wrong address and a 501 would have clients try again.
+"""Routes of other engines that the server does not have: LoRA adapters. They answer 400 and say so, where a 404 would
+read as a wrong address and a 501 would have clients try again.
 """
 
 import msgspec
@@ -10,16 +10,6 @@ from .errors import ApiError, model_not_found
 from .responses import read_body
 from .server import server_of
 
-POOLING = {
-    "/v1/embeddings": "embeddings",
-    "/score": "score",
-    "/v1/score": "score",
-    "/rerank": "rerank",
-    "/v1/rerank": "rerank",
-    "/v2/rerank": "rerank",
-    "/classify": "classification",
-    "/pooling": "pooling",
-}
 LORA = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
 
 
@@ -27,13 +17,6 @@ class NamedModel(msgspec.Struct, kw_only=True):
     """Of a body that will be refused, whose model it is for."""
 
     model: str | None = None
-
-
-async def pooling(request: Request) -> Response:
-    """Refused: the models here generate text."""
-    name = await _model_of(request)
-    what = POOLING[request.scope["route"].path]
-    raise ApiError(f"the model {name!r} does not support the {what} API: it generates text", param="model")
 
 
 async def lora(request: Request) -> Response:
