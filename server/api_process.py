@@ -7,15 +7,15 @@ import sys
 
 from .api_processes import READY, Joining, join, receive_joining
 from .http.server import Server
-from .models import ModelHost, SingleModel
-from .serve import loop_factory, serve_models
+from .models import ModelHost
+from .serve import loop_factory, serve_models, with_adapters
 
 
 async def _serve(joining: Joining) -> int:
     server = Server(joining.options, joining.peers)
 
     async def load() -> ModelHost:
-        return SingleModel(await asyncio.to_thread(join, joining))
+        return await with_adapters(await asyncio.to_thread(join, joining), joining.options)
 
     async def begin(models: ModelHost) -> None:
         sys.stdout.buffer.write(READY)

@@ -5,7 +5,9 @@ is the host of one engine, `model_pool.ModelPool` of several.
 """
 
 import asyncio
+import copy
 import dataclasses
+import itertools
 import json
 import logging
 import time
@@ -18,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..engine.text.renderer import Renderer
 from ..engine.text.tokenizer import Tokenizer
+from ..protocol.lora import LoRARequest
 from ..protocol.params import SamplingParams
 from .parsers.registry import (
     AUTO,
@@ -53,7 +56,11 @@ class ChatSettings:
 
 
 class ServedModel:
-    """One engine under the names it is served as, the first of which answers carry."""
+    """One engine under the names it is served as, the first of which answers carry.
+
+    `adapters`: those that are asked for as models, by name. `adapter`: with which requests are answered; `named` gives
+    the model with another.
+    """
 
     def __init__(self, engine: "AsyncLLM", names: Sequence[str], chat: ChatSettings | None = None) -> None:
         self.engine = engine
@@ -61,11 +68,50 @@ class ServedModel:
         self.chat = resolve_parsers(chat or ChatSettings(), engine)
         self.created = int(time.time())
         self.defaults: SamplingParams = engine.get_default_sampling_params()
+        self.adapters: dict[str, LoRARequest] = {}
+        self.adapter: LoRARequest | None = None
+        self._adapter_numbers = itertools.count(1)
+        self._adapters_changing = asyncio.Lock()
         self._text_threads = ThreadPoolExecutor(NUM_TEXT_THREADS, thread_name_prefix="corespan-text")
 
     @property
     def name(self) -> str:
         return self.names[0]
+
+    def named(self, name: str | None) -> "ServedModel":
+        """This model under one of its names, or with the adapter of that name. Raises ApiError for any other."""
+        from .http.errors import model_not_found
+
+        if not name or name in self.names:
+            return self
+        if name not in self.adapters:
+            raise model_not_found(name, [*self.names, *self.adapters])
+        model = copy.copy(self)
+        model.names, model.adapter = [name], self.adapters[name]
+        return model
+
+    async def load_adapter(self, name: str, path: str, in_place: bool = False) -> None:
+        """Has the engine read an adapter that requests can name as their model. Raises ApiError for a name that is
+        taken, ValueError for an adapter that cannot be used."""
+        from .http.errors import ApiError
+
+        async with self._adapters_changing:
+            known = self.adapters.get(name)
+            if name in self.names or (known is not None and not in_place):
+                raise ApiError(f"the name {name!r} is taken; see /v1/models", param="lora_name")
+            number = next(self._adapter_numbers) if known is None else known.lora_int_id
+            request = LoRARequest(name, number, path, self.name, load_inplace=known is not None)
+            await self.engine.add_lora(request)
+            self.adapters[name] = LoRARequest(name, number, path, self.name)
+
+    async def unload_adapter(self, name: str) -> None:
+        """Raises ApiError where there is none of that name."""
+        from .http.errors import model_not_found
+
+        async with self._adapters_changing:
+            if name not in self.adapters:
+                raise model_not_found(name, list(self.adapters))
+            await self.engine.remove_lora(self.adapters.pop(name).lora_int_id)
 
     @property
     def root(self) -> str:
@@ -144,14 +190,12 @@ class SingleModel(ModelHost):
 
     @asynccontextmanager
     async def use(self, name: str | None) -> AsyncIterator[ServedModel]:
-        from .http.errors import model_not_found
-
-        if name and name not in self.model.names:
-            raise model_not_found(name, self.model.names)
-        yield self.model
+        yield self.model.named(name)
 
     def listing(self) -> list[dict[str, Any]]:
-        return [model_entry(name, self.model) for name in self.model.names]
+        model = self.model
+        adapters = [adapter_entry(request, model) for request in model.adapters.values()]
+        return [model_entry(name, model) for name in model.names] + adapters
 
     def loaded(self) -> list[ServedModel]:
         return [self.model]
@@ -189,3 +233,9 @@ def model_entry(name: str, model: ServedModel) -> dict[str, Any]:
             }
         ],
     }
+
+
+def adapter_entry(request: LoRARequest, model: ServedModel) -> dict[str, Any]:
+    """As of a model whose parent is the one that it adapts."""
+    own = {"id": request.lora_name, "root": request.lora_path, "parent": model.name, "max_model_len": None}
+    return model_entry(request.lora_name, model) | own

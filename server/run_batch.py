@@ -52,7 +52,8 @@ async def _run(
     from ..engine.async_llm import AsyncLLM
     from .http.app import build_app
     from .http.server import Server
-    from .models import ServedModel, SingleModel
+    from .models import ServedModel
+    from .serve import with_adapters
 
     options.disable_uvicorn_access_log = True
     options.api_key = []  # nobody is asked for one within a process
@@ -61,7 +62,7 @@ async def _run(
     model = ServedModel(engine, names, options.chat_settings())
     try:
         server = Server(options)
-        server.ready(SingleModel(model))
+        server.ready(await with_adapters(model, options))
         num_failed = await answer_batch(build_app(server), lines, target, max_concurrency)
     finally:
         await asyncio.to_thread(model.close)

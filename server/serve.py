@@ -112,8 +112,12 @@ async def serve_models(
 
 async def _model_host(options: ServeOptions, engine_args: Sequence[AsyncEngineArgs]) -> ModelHost:
     """One model, loaded; or several that are loaded when they are asked for."""
+    if options.lora_modules and not all(each.enable_lora for each in engine_args):
+        raise ValueError("--lora-modules needs --enable-lora")
     if len(engine_args) == 1:
-        return SingleModel(await asyncio.to_thread(_load, options, engine_args[0]))
+        return await with_adapters(await asyncio.to_thread(_load, options, engine_args[0]), options)
+    if options.lora_modules:
+        raise ValueError("--lora-modules goes with one model")
     by_name = {str(each.served_model_name): each for each in engine_args}
 
     def load(name: str) -> ServedModel:
@@ -122,6 +126,17 @@ async def _model_host(options: ServeOptions, engine_args: Sequence[AsyncEngineAr
     return ModelPool(
         list(by_name), load, options.max_loaded_models, options.model_keep_alive, options.max_sleeping_models
     )
+
+
+async def with_adapters(model: ServedModel, options: ServeOptions) -> SingleModel:
+    """The model once its adapters are read. Closes it, and raises ValueError, for one that cannot be used."""
+    try:
+        for name, path in options.adapters().items():
+            await model.load_adapter(name, path)
+    except BaseException:
+        await asyncio.to_thread(model.close)
+        raise
+    return SingleModel(model)
 
 
 def _load(options: ServeOptions, engine_args: AsyncEngineArgs) -> ServedModel:

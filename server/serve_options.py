@@ -1,6 +1,7 @@
 """The options of `corespan serve` that are the server's own; the engine's are `EngineArgs`."""
 
 import argparse
+import contextlib
 import json
 import os
 from dataclasses import dataclass, field, fields
@@ -59,6 +60,10 @@ class ServeOptions:
     trust_request_chat_template: bool = _option(False, "take chat templates from requests")
     default_chat_template_kwargs: dict[str, Any] = _option({}, "variables for the chat template, JSON", json=True)
     response_role: str = _option("assistant", "role of the answers")
+    lora_modules: list[str] = _option(
+        [], "LoRA adapters, asked for as models: NAME=PATH, or JSON with name and path (needs --enable-lora)"
+    )
+    lora_root: str | None = _option(None, "folder from which adapters may be loaded over HTTP (needs --enable-admin)")
     enable_auto_tool_choice: bool = _option(False, "let the model choose tools (needs --tool-call-parser)")
     tool_call_parser: str | None = _option(None, "how the model spells tool calls; auto: look at its template")
     exclude_tools_when_tool_choice_none: bool = _option(False, "hide tools from the template with tool_choice none")
@@ -104,12 +109,29 @@ class ServeOptions:
         for name, seconds in self.model_keep_alive.items():
             if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds >= 0:
                 raise ValueError(f"--model-keep-alive of {name!r} must be seconds of at least 0, got {seconds!r}")
+        self.adapters()
         if not self.api_key and (key := os.environ.get("VLLM_API_KEY")):
             self.api_key = [key]
 
     @property
     def error_style(self) -> Literal["openai", "vllm"]:
         return "vllm" if self.vllm_error_format else "openai"
+
+    def adapters(self) -> dict[str, str]:
+        """The paths of `lora_modules`, by name. Raises ValueError for entries that are neither of its two forms."""
+        found: dict[str, str] = {}
+        for entry in self.lora_modules:
+            name, _, path = entry.partition("=")
+            if entry.lstrip().startswith("{"):
+                with contextlib.suppress(ValueError):
+                    module = json.loads(entry)
+                    name, path = module.get("name"), module.get("path")
+            if not (isinstance(name, str) and isinstance(path, str) and name and path):
+                raise ValueError(f'--lora-modules takes NAME=PATH or {{"name": ..., "path": ...}}, got {entry!r}')
+            if name in found or name in self.served_model_name:
+                raise ValueError(f"--lora-modules: the name {name!r} is taken")
+            found[name] = path
+        return found
 
     def chat_settings(self) -> ChatSettings:
         template = self.chat_template

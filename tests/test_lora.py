@@ -1,6 +1,7 @@
 """LoRA adapters over every client: whose answer a request gets, what is refused, what stays in memory."""
 
 import os
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -282,3 +283,19 @@ def test_a_newcomer_is_refused_where_all_are_pinned(
     with pytest.raises(ValueError, match="lora_int_id 1 of adapter 'a2' is that of 'a1'"):
         answer(runner, LoRARequest("a2", 1, adapters[1].lora_path))
     assert answer(runner, adapters[0]) != answer(runner, None)
+
+
+def test_the_pages_example_runs(
+    tiny_llama_dir: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    page = (Path(__file__).parent.parent / "docs" / "lora.md").read_text(encoding="utf-8")
+    example = re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0]
+    for seed, name in enumerate(("polite", "terse")):
+        write_adapter(tmp_path / "adapters" / name, seed=seed)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+
+    exec(compile(example.replace("smollm2-135m", tiny_llama_dir), "example", "exec"), {})
+
+    names = [line.split(" -> ")[0] for line in capsys.readouterr().out.splitlines() if " -> " in line]
+    assert names == ["polite", "terse", "the model as it is"]

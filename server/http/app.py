@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from . import admin, openapi, page, pooling, probes, text, unsupported
+from . import admin, lora, openapi, page, pooling, probes, text
 from .anthropic import count_tokens, create_message
 from .anthropic_schema import MessagesRequest
 from .chat import create_chat_completion
@@ -70,7 +70,8 @@ ENDPOINTS = (
         Endpoint(path, pooling.rerank, generates=True, body=RerankRequest)
         for path in ("/rerank", "/v1/rerank", "/v2/rerank")
     ),
-    *(Endpoint(path, unsupported.lora, admin=True, body=unsupported.NamedModel) for path in unsupported.LORA),
+    Endpoint("/v1/load_lora_adapter", lora.load_adapter, admin=True, body=lora.LoadAdapterRequest),
+    Endpoint("/v1/unload_lora_adapter", lora.unload_adapter, admin=True, body=lora.UnloadAdapterRequest),
     Endpoint("/sleep", admin.sleep, admin=True),
     Endpoint("/wake_up", admin.wake_up, admin=True),
     Endpoint("/is_sleeping", admin.is_sleeping, ("GET",), admin=True),

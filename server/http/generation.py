@@ -68,6 +68,7 @@ async def generate(
             prompt,
             params,
             request_id if len(prompts) == 1 else f"{request_id}-{number}",
+            lora_request=model.adapter,
             priority=caller.priority,
             trace_headers=caller.trace_headers,
         )

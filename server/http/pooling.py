@@ -161,9 +161,7 @@ async def _pool(
 
     async def one(number: int, prompt: PromptType) -> PoolingRequestOutput[PoolingOutput]:
         request_id = f"{prefix}-{caller.request_id}-{number}"
-        outputs = model.engine.encode(
-            prompt, params, request_id, priority=caller.priority, trace_headers=caller.trace_headers
-        )
+        outputs = model.engine.encode(prompt, params, request_id, model.adapter, caller.trace_headers, caller.priority)
         async for output in outputs:
             check_finish(output)
             return output
