@@ -43,7 +43,7 @@ def test_a_servers_refusal_is_told_in_one_line(tiny_server: ServerThread, capsys
 LINES = [
     json.dumps({"custom_id": name, "method": "POST", "url": url, "body": body})
     for name, url, body in (
-        ("a", "/v1/completions", {"model": "tiny", "prompt": "one", "max_tokens": 9}),
+        ("a", "/v1/completions", {"model": "tiny", "prompt": "one", "max_tokens": 9, "ignore_eos": True}),
         ("b", "/v1/completions", {"model": "tiny", "prompt": "two", "max_tokens": 1}),
         ("c", "/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}),
         ("stream", "/v1/completions", {"model": "tiny", "prompt": "one", "stream": True}),
