@@ -17,6 +17,11 @@ _SHORT = {
 }
 
 
+def option(default: Any, help: str) -> Any:
+    """A field with what --help says of it; the default follows in brackets where there is one and `help` has none."""
+    return dataclasses.field(default=default, metadata={"help": help})
+
+
 def add_field_arguments(parser: argparse.ArgumentParser, cls: type[NeutralArgs]) -> None:
     """An option for every field of the dataclass, such as --max-model-len, with the field's default; none for options
     of former versions of vLLM.
@@ -24,17 +29,21 @@ def add_field_arguments(parser: argparse.ArgumentParser, cls: type[NeutralArgs])
     engine = parser.add_argument_group("engine")
     neutral = parser.add_argument_group("options of vLLM that mean nothing here, accepted at the values shown")
     hints, defaults = get_type_hints(cls), cls()
-    for option in dataclasses.fields(cls):
-        if option.metadata.get("former"):
+    for each in dataclasses.fields(cls):
+        if each.metadata.get("former"):
             continue
-        flags = ["--" + option.name.replace("_", "-"), *filter(None, [_SHORT.get(option.name)])]
-        default = getattr(defaults, option.name)
-        if "neutral" in option.metadata:
-            kind = bool if any(isinstance(value, bool) for value in option.metadata["neutral"]) else object
-            shown = " or ".join(map(str, option.metadata["neutral"]))
-            neutral.add_argument(*flags, default=default, help=shown, **_reading(kind))
+        flags = ["--" + each.name.replace("_", "-"), *filter(None, [_SHORT.get(each.name)])]
+        default = getattr(defaults, each.name)
+        if "neutral" in each.metadata:
+            kind = bool if any(isinstance(value, bool) for value in each.metadata["neutral"]) else object
+            shown = " or ".join(map(str, each.metadata["neutral"]))
+            because = str(each.metadata["because"]).replace("%", "%%")
+            neutral.add_argument(*flags, default=default, help=f"{shown}: {because}", **_reading(kind))
         else:
-            engine.add_argument(*flags, default=default, help="[%(default)s]", **_reading(hints[option.name]))
+            described = str(each.metadata["help"]).replace("%", "%%")
+            if default not in (None, "") and default is not False and not described.endswith("]"):
+                described += " [%(default)s]"
+            engine.add_argument(*flags, default=default, help=described, **_reading(hints[each.name]))
 
 
 def kinds_of(hint: Any) -> tuple[Any, ...]:
@@ -52,7 +61,7 @@ def _reading(hint: Any) -> dict[str, Any]:
         return {"type": kind}
     if origin is Literal:
         return {"choices": get_args(kind)}
-    if origin is dict:
+    if any(get_origin(each) is dict for each in kinds):
         return {"type": json.loads, "metavar": "JSON"}
     if origin is collections.abc.Sequence:
         return {"nargs": "+"}

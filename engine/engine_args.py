@@ -44,7 +44,7 @@ from ..protocol.param_checks import (
 from ..protocol.pooling import PoolerConfig
 from ..protocol.user_classes import end_script_at_engine, path_of
 from ..shared.rope_config import override_config, stretched_length
-from .cli_args import add_field_arguments, kinds_of
+from .cli_args import add_field_arguments, kinds_of, option
 from .model_files.model_source import ModelFiles, resolve_model
 from .model_files.sentence_transformers import SentenceTransformer
 from .model_files.short_names import DEFAULT_MODEL
@@ -105,51 +105,80 @@ _BATCH_DEFAULTS = {  # tokens a step, requests at once
 class EngineArgs(NeutralArgs):
     """An engine's options under vLLM's names. `create_engine_config` checks them; None means "work it out"."""
 
-    model: str | os.PathLike[str] = DEFAULT_MODEL
-    served_model_name: str | None = None
-    tokenizer: str | os.PathLike[str] | None = None  # a folder or hub id, where it is not the model's own
-    skip_tokenizer_init: bool = False  # token ids in, token ids out
-    trust_remote_code: bool = False
-    revision: str | None = None
-    tokenizer_revision: str | None = None
-    hf_overrides: dict[str, Any] | None = None  # replaces entries of the model's config.json
-    dtype: str = "auto"
-    quantization: Quantization | None = None
-    runner: Runner = "auto"  # whether the model generates or pools; "auto": as it was made for
-    convert: Convert = "auto"  # what a model that pools is made into, where it was made for something else
-    pooler_config: PoolerConfig | dict[str, Any] | None = None
-    seed: int | None = 0  # of requests that come without a seed: they repeat when the engine does; None: they do not
-    max_model_len: int | str | None = None  # also "32k" (32,000), "32K" (32,768); -1 or "auto": what the memory holds
-    max_logprobs: int = 20  # -1: no limit
-    logprobs_mode: LogprobsMode = "raw_logprobs"
-    logits_processors: Sequence[str | type] | None = None  # classes, or "package.module:Class"
-    enable_prompt_embeds: bool = False
-    generation_config: str | os.PathLike[str] = "auto"  # "auto": the model's own; "vllm": none; else a folder
-    override_generation_config: dict[str, Any] | None = None
-    block_size: int | None = None
-    gpu_memory_utilization: float = 0.92
-    kv_cache_memory_bytes: int | None = None
-    num_gpu_blocks_override: int | None = None
-    enable_prefix_caching: bool | None = None
-    enable_chunked_prefill: bool | None = None
-    max_num_batched_tokens: int | None = None
-    max_num_seqs: int | None = None
-    long_prefill_token_threshold: int = 0  # 0: off
-    scheduling_policy: SchedulingPolicy = "fcfs"
-    stream_interval: int = 1
-    enable_lora: bool = False
-    max_loras: int = 1  # different adapters in a step
-    max_lora_rank: int = 16
-    max_cpu_loras: int | None = None  # adapters in memory; None: max_loras
-    lora_dtype: str = "auto"  # the model's own
-    disable_log_stats: bool = False
-    core_address: str | None = None  # such as tcp://127.0.0.1: meet the core over TCP, encrypted; None: unix sockets
-    engine_restart: int = 0
-    shutdown_timeout: float = 0.0
-    step_timeout: float | None = None
-    otlp_traces_endpoint: str | None = None  # such as http://localhost:4317; needs corespan[tracing]
-    speculative_config: dict[str, Any] | None = None  # {"method": "ngram", "num_speculative_tokens": 3, ...}
-    profiler_config: dict[str, Any] | None = None  # {"profiler": "torch", "torch_profiler_dir": folder of the traces}
+    model: str | os.PathLike[str] = option(DEFAULT_MODEL, "short name, folder, .gguf file or id on the model hub")
+    served_model_name: str | None = option(None, "name of the model in answers and metrics [the model as given]")
+    tokenizer: str | os.PathLike[str] | None = option(
+        None, "folder or hub id of a tokenizer in place of the model's own"
+    )
+    skip_tokenizer_init: bool = option(False, "do without a tokenizer: token ids in, token ids out")
+    trust_remote_code: bool = option(False, "let a tokenizer run the code that comes with it")
+    revision: str | None = option(None, "branch, tag or commit of the model on the hub")
+    tokenizer_revision: str | None = option(None, "branch, tag or commit of the tokenizer on the hub")
+    hf_overrides: dict[str, Any] | None = option(None, "entries that replace those of the model's config.json")
+    dtype: str = option(
+        "auto", "type to compute in: bfloat16, float16 or float32; auto: float32 for float32 checkpoints, else bfloat16"
+    )
+    quantization: Quantization | None = option(
+        None, "how weights are kept; a quantised GGUF file keeps its own blocks unless dequantize is said"
+    )
+    runner: Runner = option("auto", "whether the model generates or pools; auto: as it was made for")
+    convert: Convert = option("auto", "what a model that pools is used as, where it was made for something else")
+    pooler_config: PoolerConfig | dict[str, Any] | None = option(
+        None, "how a model pools, where its files are not to decide"
+    )
+    seed: int | None = option(0, "seed of requests that have none: they repeat when the engine does; None: they do not")
+    max_model_len: int | str | None = option(
+        None, "most tokens of a sequence, also as 32k or 32K; auto or -1: what the memory holds [the model's own limit]"
+    )
+    max_logprobs: int = option(20, "most log-probabilities that a request may ask for at a position; -1: no limit")
+    logprobs_mode: LogprobsMode = option(
+        "raw_logprobs",
+        "what is reported as log-probabilities: before or after penalties, masks and temperature; or the logits",
+    )
+    logits_processors: Sequence[str | type] | None = option(None, "classes that change logits, as package.module:Class")
+    enable_prompt_embeds: bool = option(False, "take embeddings in place of a prompt's token ids")
+    generation_config: str | os.PathLike[str] = option(
+        "auto", "where sampling defaults come from: auto (the model's own), vllm (none) or a folder"
+    )
+    override_generation_config: dict[str, Any] | None = option(
+        None, "entries that replace those of the generation config"
+    )
+    block_size: int | None = option(None, "tokens in a block of the KV cache [16]")
+    gpu_memory_utilization: float = option(0.92, "share of the free memory that weights and KV cache may take together")
+    kv_cache_memory_bytes: int | None = option(None, "size of the KV cache in bytes [what the memory holds]")
+    num_gpu_blocks_override: int | None = option(None, "number of blocks of the KV cache [what the memory holds]")
+    enable_prefix_caching: bool | None = option(
+        None, "let prompts that begin alike share what is computed of them [on]"
+    )
+    enable_chunked_prefill: bool | None = option(
+        None, "let a long prompt be computed in pieces, beside other requests [on]"
+    )
+    max_num_batched_tokens: int | None = option(
+        None, "most tokens computed in a step [by the use that is made of the engine]"
+    )
+    max_num_seqs: int | None = option(None, "most requests that run at once [by the use that is made of the engine]")
+    long_prefill_token_threshold: int = option(0, "most tokens of one prompt in a step; 0: no limit of its own")
+    scheduling_policy: SchedulingPolicy = option("fcfs", "who runs first: in the order of arrival, or by priority")
+    stream_interval: int = option(1, "tokens between two outputs of a stream")
+    enable_lora: bool = option(False, "take LoRA adapters")
+    max_loras: int = option(1, "most different adapters in a step")
+    max_lora_rank: int = option(16, "highest rank of an adapter")
+    max_cpu_loras: int | None = option(None, "adapters kept in memory [max_loras]")
+    lora_dtype: str = option("auto", "type of the adapters' weights; auto: the model's own")
+    disable_log_stats: bool = option(False, "keep no statistics")
+    core_address: str | None = option(None, "such as tcp://127.0.0.1: meet the core over TCP, encrypted [Unix sockets]")
+    engine_restart: int = option(0, "how many times a core that died is replaced; its requests go on")
+    shutdown_timeout: float = option(0.0, "seconds that running requests get at shutdown")
+    step_timeout: float | None = option(None, "seconds after which a step counts as hung, and the core as dead [never]")
+    otlp_traces_endpoint: str | None = option(
+        None, "where traces go, such as http://localhost:4317; needs corespan[tracing]"
+    )
+    speculative_config: dict[str, Any] | None = option(
+        None, 'drafts from the text so far: {"method": "ngram", "num_speculative_tokens": 3, ...}'
+    )
+    profiler_config: dict[str, Any] | None = option(
+        None, '{"profiler": "torch", "torch_profiler_dir": folder of the traces}'
+    )
 
     @classmethod
     def add_cli_args(cls, parser: P) -> P:
@@ -173,9 +202,9 @@ class EngineArgs(NeutralArgs):
         fill_standard_descriptors()
         self._check_neutral()
         checked = copy.copy(self)
-        for option in fields(self):
-            if "neutral" not in option.metadata:
-                setattr(checked, option.name, _checked(option.name, option.type, getattr(self, option.name)))
+        for each in fields(self):
+            if "neutral" not in each.metadata:
+                setattr(checked, each.name, _checked(each.name, each.type, getattr(self, each.name)))
         return checked._engine_config(usage_context)
 
     def _engine_config(self, usage_context: UsageContext) -> VllmConfig:
@@ -349,7 +378,7 @@ class EngineArgs(NeutralArgs):
 class AsyncEngineArgs(EngineArgs):
     """EngineArgs for `AsyncLLM`."""
 
-    enable_log_requests: bool = False
+    enable_log_requests: bool = option(False, "log each request")
 
 
 def _checked(name: str, hint: Any, value: Any) -> Any:

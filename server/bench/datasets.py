@@ -24,9 +24,14 @@ class Sample:
 def add_arguments(parser: argparse.ArgumentParser, input_len: int, num_prompts: int) -> None:
     """`input_len` and `num_prompts` are the command's defaults."""
     add = parser.add_argument_group("prompts").add_argument
-    add("--dataset-name", choices=["random", "custom", "sharegpt"], default="random", help="which [%(default)s]")
+    add(
+        "--dataset-name",
+        choices=["random", "custom", "sharegpt"],
+        default="random",
+        help="where prompts come from [%(default)s]",
+    )
     add("--dataset-path", metavar="FILE", help='custom: JSON lines with "prompt"; sharegpt: a JSON list')
-    add("--num-prompts", type=int, default=num_prompts, metavar="N", help="requests [%(default)s]")
+    add("--num-prompts", type=int, default=num_prompts, metavar="N", help="number of requests [%(default)s]")
     lengths: dict[str, Any] = {"type": int, "metavar": "N"}
     add("--random-input-len", "--input-len", default=input_len, **lengths, help="random: tokens a prompt [%(default)s]")
     add("--random-output-len", "--output-len", default=128, **lengths, help="random: tokens an answer [%(default)s]")

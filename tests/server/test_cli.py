@@ -1,10 +1,11 @@
 """The command line: help that suffices, completions that stream, errors told in one line, chats that can be stopped."""
 
+import argparse
 import io
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,18 @@ class TestHelp:
         options = ["--model", "--max-tokens", "--temperature", "--top-p", "--seed", "--dtype", "--max-model-len"]
         for word in expected.get("".join(command), options):
             assert word in shown
+
+    @pytest.mark.parametrize("wanted", [None, "serve", "run-batch", "bench"])
+    def test_every_option_of_every_command_says_what_it_does(self, wanted: str | None) -> None:
+        def bare(parser: argparse.ArgumentParser) -> Iterator[str]:
+            for action in parser._actions:
+                if isinstance(action, argparse._SubParsersAction):
+                    for command in action.choices.values():
+                        yield from bare(command)
+                elif len((action.help or "").split("[")[0].split()) < 2:
+                    yield f"{parser.prog} {'/'.join(action.option_strings) or action.dest}: {action.help}"
+
+        assert list(bare(cli.build_parser(wanted))) == []
 
     def test_version_is_the_packages(self, capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(SystemExit) as ended:
