@@ -18,6 +18,7 @@ from .outputs.pooling_output import (
 from .ownership import OwnedByProcess, takes_turns
 from .progress import UseTqdm
 from .requests.adapters import LoRARequests
+from .requests.pooling_resolver import behind_prompt
 from .scoring import plan_scores
 from .text.prompts import PromptType, to_prompt_list
 
@@ -63,9 +64,15 @@ class LLMPooling(OwnedByProcess):
         pooling_params: PoolingParamsEach = None,
         lora_request: LoRARequests = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
+        prompt_name: str | None = None,
     ) -> list[EmbeddingRequestOutput]:
-        """One vector a prompt, of length 1 unless the model's files or `use_activation=False` say otherwise."""
+        """One vector a prompt, of length 1 unless the model's files or `use_activation=False` say otherwise.
+
+        `prompt_name`: which of the prompts in the model's sentence-transformers files goes in front of each text.
+        """
         batch = to_prompt_list(prompts)
+        if prompt_name is not None:
+            batch = behind_prompt(batch, prompt_name, self.llm_engine.model_config.pooler)
         outputs = self._pool(batch, pooling_params, "embed", use_tqdm, lora_request, tokenization_kwargs)
         return [EmbeddingRequestOutput.from_base(output) for output in outputs]
 

@@ -47,6 +47,7 @@ def pooler_spec(
             dense=files.dense if files else [],
             use_activation=_first_of(given.use_activation, files.normalize if files else None, True),
             dimensions=given.dimensions,
+            prompts=files.prompts if files else {},
         )
     if given.dimensions is not None:
         reject("pooler_config.dimensions", given.dimensions, "None where the engine classifies")

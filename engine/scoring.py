@@ -61,7 +61,7 @@ def plan_scores(
         raise ValueError(f"scores need a model with one class, and this one has {pooler.num_labels}; use classify()")
     if tokenizer is None:
         raise ValueError("scores of pairs need a tokenizer, and this engine has none")
-    keep = params.truncate_prompt_tokens if template is None else None
+    keep = params.truncate_prompt_tokens
     if keep is not None:  # it is done here, to the second text alone
         params = msgspec.structs.replace(params, truncate_prompt_tokens=None)
     limit = model_config.max_model_len if keep == -1 else keep
@@ -73,12 +73,24 @@ def _pair_prompt(
     tokenizer: Tokenizer, query: str, document: str, template: str | None, limit: int | None
 ) -> PromptType:
     """By the template, which sees messages of the roles "query" and "document", or as the tokenizer puts two texts
-    together; `limit`: tokens in all."""
-    if template is not None:
-        messages = [{"role": "query", "content": query}, {"role": "document", "content": document}]
-        return TextPrompt(prompt=str(tokenizer.apply_chat_template(messages, chat_template=template, tokenize=False)))
-    options: dict[str, Any] = {} if limit is None else {"truncation": "only_second", "max_length": limit}
-    return TokensPrompt(prompt_token_ids=tokenizer(query, document, **options)["input_ids"])
+    together. `limit`: tokens in all, beyond which the document is cut."""
+    if template is None:
+        options: dict[str, Any] = {} if limit is None else {"truncation": "only_second", "max_length": limit}
+        return TokensPrompt(prompt_token_ids=tokenizer(query, document, **options)["input_ids"])
+    text = _templated(tokenizer, query, document, template)
+    if limit is None:
+        return TextPrompt(prompt=text)
+    document_ids = tokenizer.encode(document, add_special_tokens=False)
+    while (excess := len(tokenizer.encode(text)) - limit) > 0 and document_ids:
+        del document_ids[-excess:]
+        cut = tokenizer.decode(document_ids).rstrip("\N{REPLACEMENT CHARACTER}")  # half a character
+        text = _templated(tokenizer, query, cut, template)
+    return TextPrompt(prompt=text)
+
+
+def _templated(tokenizer: Tokenizer, query: str, document: str, template: str) -> str:
+    messages = [{"role": "query", "content": query}, {"role": "document", "content": document}]
+    return str(tokenizer.apply_chat_template(messages, chat_template=template, tokenize=False))
 
 
 def _paired(ones: list[str], others: list[str]) -> tuple[list[str], list[str]]:

@@ -23,7 +23,8 @@ DenseActivation = Literal["identity", "tanh", "relu", "gelu", "sigmoid"]
 class PoolingParams(msgspec.Struct, omit_defaults=True):
     """How one prompt is pooled, in vLLM's fields.
 
-    `truncate_prompt_tokens`: keep the last so many tokens of the prompt, -1: what the model takes. `dimensions`: keep
+    `truncate_prompt_tokens`: keep the last so many tokens of the prompt, -1: what the model takes; what the tokenizer
+    puts around a text is kept too, and counts. `dimensions`: keep
     the first so many of the vector's, for models made for that. `use_activation`: whether the vector is brought to
     length 1, or class scores become probabilities; None: as the model's files say, and if they are silent, yes.
     `task`: what is asked for; the methods of `LLM` set it. `skip_reading_prefix_cache`: compute what is cached, too;
@@ -110,7 +111,7 @@ class PoolerSpec(msgspec.Struct, frozen=True, kw_only=True):
     `dense`: applied one after the other to the pooled states. `head_token_ids`: instead of a classifier of its own the
     model has a head, whose rows for these tokens score the classes; `difference`: of two, and the one class is by how
     much the second exceeds the first. `use_activation`, `dimensions`: of requests that do not say. `num_labels`: 0 of a
-    model that classifies nothing.
+    model that classifies nothing. `prompts`: by name, what the model was trained to see in front of a text.
     """
 
     task: Literal["embed", "classify"]
@@ -124,6 +125,7 @@ class PoolerSpec(msgspec.Struct, frozen=True, kw_only=True):
     num_labels: int = 0
     logit_mean: float = 0.0
     logit_sigma: float = 1.0
+    prompts: dict[str, str] = {}
 
     @property
     def supported_tasks(self) -> tuple[str, ...]:

@@ -5,14 +5,18 @@ import os
 import re
 import shutil
 import signal
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from clients import IN_PROCESS, SMALL_ENGINE, Runner
+from deadlines import DEADLINE
 from pooling_models import build_pooling_model as build
+from pooling_models import expected, unit
 from safetensors.torch import load_file, save_file
 
 from corespan import (
@@ -26,25 +30,11 @@ from corespan import (
     SamplingParams,
     VLLMValidationError,
 )
+from corespan.engine.text.render_params import TokenizeParams
 
 TEXTS = ["The quick brown fox", "Paris", "Rivers run through both, " * 9, "Winter, spring and 日本"]
 EMBED = PoolingParams(task="embed")
 TOKENS = PoolingParams(task="token_embed")
-
-
-def expected(folder: str, token_ids: list[int], kind: str = "AutoModel") -> Any:
-    """transformers' final states [tokens, hidden_size], or a classifier's logits [classes]."""
-    import torch
-    import transformers
-
-    model = getattr(transformers, kind).from_pretrained(folder).float().eval()
-    with torch.no_grad():
-        output = model(torch.tensor([token_ids]))
-    return (output.last_hidden_state if kind == "AutoModel" else output.logits)[0].numpy()
-
-
-def unit(vector: Any) -> Any:
-    return vector / np.linalg.norm(vector, axis=-1, keepdims=True)
 
 
 @pytest.fixture(scope="module")
@@ -106,10 +96,15 @@ def test_a_model_that_generates_does_not_pool(runner: Runner) -> None:
         runner.encode(["Paris"], EMBED)
 
 
-def test_truncation_keeps_the_last_tokens(pooling_runner: Runner) -> None:
+def test_truncation_keeps_one_end_and_what_the_tokenizer_adds(pooling_runner: Runner) -> None:
     params = PoolingParams(task="embed", truncate_prompt_tokens=7)
     (cut, whole) = pooling_runner.encode([TEXTS[2]] * 2, [params, EMBED])
-    assert cut.prompt_token_ids == whole.prompt_token_ids[-7:]
+    bos, *text = whole.prompt_token_ids
+    assert cut.prompt_token_ids == [bos, *text[-6:]]
+    for side, kept in (("left", text[-3:]), ("right", text[:3])):
+        options = TokenizeParams(truncate_prompt_tokens=4, truncation_side=side)  # type: ignore[arg-type]
+        (rendered,) = pooling_runner.engine.renderer.render_cmpl([TEXTS[2]], options)
+        assert rendered["prompt_token_ids"] == [bos, *kept]
     (longest,) = pooling_runner.encode([[5] * 600], PoolingParams(task="embed", truncate_prompt_tokens=-1))
     assert len(longest.prompt_token_ids) == 512
 
@@ -128,16 +123,31 @@ def test_requests_of_one_engine_are_aborted_and_stepped_through(client_kind: Any
 
 
 def test_a_new_core_pools_what_the_old_one_was_asked(
-    make_runner: Callable[..., Runner], client_kind: Any, model: str
+    make_runner: Callable[..., Runner], client_kind: Any, model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if client_kind == "inproc":
         pytest.skip("in process there is no core to lose")
     runner = make_runner(model=model, engine_restart=2)
-    (before,) = runner.encode([TEXTS[2]], EMBED)
+    before = runner.encode(TEXTS, EMBED)
     engine = runner.engine if client_kind == "async_mp" else runner.engine.llm_engine
-    os.kill(engine.engine_core._connection.current.process.ready.pid, signal.SIGKILL)
-    (after,) = runner.encode([TEXTS[2]], EMBED)
-    np.testing.assert_array_equal(after.outputs.data, before.outputs.data)
+    core = engine.engine_core._connection.current.process.ready.pid
+    processor, all_run = engine.output_processor, threading.Event()
+    add = processor.add_request
+
+    def adding(*args: Any) -> Any:
+        requests = add(*args)
+        if processor.get_num_unfinished_requests() == len(TEXTS):
+            all_run.set()
+        return requests
+
+    monkeypatch.setattr(processor, "add_request", adding)
+    os.kill(core, signal.SIGSTOP)
+    with ThreadPoolExecutor(1) as thread:
+        answers = thread.submit(runner.encode, TEXTS, EMBED)
+        assert all_run.wait(DEADLINE)
+        os.kill(core, signal.SIGKILL)
+        for after, wanted in zip(answers.result(DEADLINE), before, strict=True):
+            np.testing.assert_array_equal(after.outputs.data, wanted.outputs.data)
 
 
 @pytest.fixture(scope="module")

@@ -25,12 +25,15 @@ _ACTIVATIONS: dict[str, DenseActivation] = {
 
 @dataclass(frozen=True, slots=True)
 class SentenceTransformer:
-    """`normalize`: vectors are brought to length 1. `max_seq_length`: None where nothing is said."""
+    """`normalize`: vectors are brought to length 1. `max_seq_length`: None where nothing is said. `prompts`: by name,
+    such as "query", what goes in front of a text.
+    """
 
     pooling: SequencePooling
     dense: list[DenseLayer]
     normalize: bool
     max_seq_length: int | None
+    prompts: dict[str, str]
 
 
 def read_sentence_transformer(folder: Path) -> SentenceTransformer | None:
@@ -55,7 +58,7 @@ def read_sentence_transformer(folder: Path) -> SentenceTransformer | None:
             )
     if pooling is None:
         raise ValueError(f"{folder / 'modules.json'} names no Pooling module")
-    return SentenceTransformer(pooling, dense, normalize, _max_seq_length(folder))
+    return SentenceTransformer(pooling, dense, normalize, _max_seq_length(folder), _prompts(folder))
 
 
 def _modules(folder: Path) -> list[dict[str, Any]]:
@@ -105,3 +108,13 @@ def _max_seq_length(folder: Path) -> int | None:
     file = folder / "sentence_bert_config.json"
     length = read_json(file).get("max_seq_length") if file.is_file() else None
     return length if isinstance(length, int) and length > 0 else None
+
+
+def _prompts(folder: Path) -> dict[str, str]:
+    file = folder / "config_sentence_transformers.json"
+    prompts = read_json(file).get("prompts") if file.is_file() else None
+    if prompts is None:
+        return {}
+    if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
+        raise ValueError(f"{file}: prompts is not an object of texts")
+    return prompts

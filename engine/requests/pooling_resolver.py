@@ -1,10 +1,14 @@
 """From a caller's `PoolingParams` to what the core is told. Used by the input processor."""
 
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
 import msgspec
 
 from ...protocol.config import ModelConfig
 from ...protocol.param_checks import reject
 from ...protocol.pooling import PoolerSpec, PoolingParams, PoolingTask, ResolvedPooling
+from ..text.prompts import PromptType, TextPrompt
 
 
 def resolve_pooling(params: PoolingParams, model_config: ModelConfig) -> ResolvedPooling:
@@ -40,6 +44,22 @@ def for_task(params: PoolingParams, task: PoolingTask | None) -> PoolingParams:
     if params.task is not None:
         reject("task", params.task, f"None or {task!r}, which is what is asked for")
     return msgspec.structs.replace(params, task=task)
+
+
+def behind_prompt(prompts: Sequence[PromptType], name: str, spec: PoolerSpec | None) -> list[PromptType]:
+    """The texts with the model's prompt of that name in front. Raises VLLMValidationError for what has no such."""
+    known = {} if spec is None else spec.prompts
+    if name not in known:
+        reject(
+            "prompt_name", name, f"one of {', '.join(known)}" if known else "None: the model's files name no prompts"
+        )
+    behind: list[PromptType] = []
+    for prompt in prompts:
+        fields: Any = {"prompt": prompt} if isinstance(prompt, str) else prompt
+        if not isinstance(fields, Mapping) or "prompt_token_ids" in fields or not isinstance(fields.get("prompt"), str):
+            reject("prompt_name", name, "None where prompts are not texts")
+        behind.append(cast(TextPrompt, {**fields, "prompt": known[name] + fields["prompt"]}))
+    return behind
 
 
 def _dimensions(params: PoolingParams, spec: PoolerSpec, model_config: ModelConfig) -> int | None:

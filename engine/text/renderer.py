@@ -100,7 +100,11 @@ class Renderer:
                     parameter="input_text",
                     value=len(text),
                 )
-        return tokenizer.encode(text, add_special_tokens=params.add_special_tokens)
+        token_ids = tokenizer.encode(text, add_special_tokens=params.add_special_tokens)
+        if self.model_config.pooler is None or params.truncate_prompt_tokens is None:
+            return token_ids
+        count = most if params.truncate_prompt_tokens == -1 else params.truncate_prompt_tokens
+        return token_ids if len(token_ids) <= count else _cut_within(tokenizer, text, params, count)
 
     def _checked_embeds(self, value: Any) -> np.ndarray:
         """[num_tokens, hidden_size] float32."""
@@ -120,6 +124,17 @@ class Renderer:
         if self.tokenizer is None:
             raise ValueError(f"{purpose} needs a tokenizer, and this engine has none; pass prompt_token_ids")
         return self.tokenizer
+
+
+def _cut_within(tokenizer: Tokenizer, text: str, params: TokenizeParams, count: int) -> list[int]:
+    """The text's tokens cut to `count` between what the tokenizer puts in front and behind, which poolers look at."""
+    encoding = tokenizer(text, add_special_tokens=params.add_special_tokens, return_special_tokens_mask=True)
+    token_ids: list[int] = encoding["input_ids"]
+    own = [index for index, added in enumerate(encoding["special_tokens_mask"]) if not added] or [0]
+    start, end = own[0], own[-1] + 1
+    keep = max(count - start - (len(token_ids) - end), 0)
+    kept = token_ids[start : start + keep] if params.truncation_side == "right" else token_ids[end - keep : end]
+    return [*token_ids[:start], *kept, *token_ids[end:]]
 
 
 def _truncate(rendered: EngineInput, params: TokenizeParams, model_config: ModelConfig) -> EngineInput:

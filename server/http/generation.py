@@ -61,8 +61,12 @@ async def generate(
 ) -> AsyncGenerator[tuple[int, RequestOutput], None]:
     """(number of the prompt, its next output), as they come, until all are finished. Closing it early aborts them all.
 
-    Raises what the engine raises, and ApiError for an answer that was cut off rather than finished.
+    Raises what the engine raises, and ApiError for an answer that was cut off rather than finished, and where the model
+    does not generate.
     """
+    if (pooler := model.engine.model_config.pooler) is not None:
+        tasks = ", ".join(pooler.supported_tasks)
+        raise ApiError(f"the model {model.name!r} does not generate text; it can be asked: {tasks}", param="model")
     streams = [
         model.engine.generate(
             prompt,

@@ -2,30 +2,33 @@
 
 import asyncio
 import base64
+import dataclasses
 import time
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from starlette.requests import Request
 from starlette.responses import Response
 
 from ...engine.outputs.pooling_output import PoolingOutput, PoolingRequestOutput, ScoringRequestOutput
+from ...engine.requests.pooling_resolver import behind_prompt
 from ...engine.scoring import plan_scores
 from ...engine.text.prompts import PromptType
+from ...engine.text.render_params import TokenizeParams
 from ...protocol.pooling import PoolingParams
 from ..models import ServedModel
 from .errors import ApiError
 from .generation import Caller, check_finish
 from .hang_up import until_hung_up
-from .pooling_schema import InputRequest, PooledRequest, RerankRequest, ScoreRequest
+from .pooling_schema import MAX_TEXTS, InputRequest, PooledRequest, RerankRequest, ScoreRequest
 from .prompts import chat_prompt, prompt_list, tokenize_params
-from .responses import json_response, read_body
+from .responses import encode, json_response, read_body
 from .schema import ChatCompletionRequest
 from .server import server_of
 
 Outputs = list[PoolingRequestOutput[PoolingOutput]]
-B = TypeVar("B", bound=PooledRequest)
+KEEPS_THE_BEGINNING = TokenizeParams(truncation_side="right")
 
 
 async def embeddings(request: Request) -> Response:
@@ -43,18 +46,18 @@ async def _pooled_inputs(request: Request, prefix: str, kind: str, task: str | N
     caller = Caller.of(request, body)
     field = "embedding" if kind == "embedding" else "data"
 
-    async def answer() -> dict[str, Any]:
+    async def answer() -> bytes:
         async with server_of(request).models.use(body.model) as model:
             own = _pooler_task(model, api, (task,) if task else ("embed", "classify"))
             params = body.params(task=task or body.task or own)
             outputs = await _pool(model, await _prompts(model, body), params, prefix, caller)
             data = [
-                {"index": index, "object": kind, field: _spelled(output.outputs.data, body.encoding_format)}
-                for index, output in enumerate(outputs)
+                {"index": index, "object": kind, field: output.outputs.data} for index, output in enumerate(outputs)
             ]
-            return _envelope(model, prefix, caller, outputs) | {"object": "list", "data": data}
+            envelope = _envelope(model, prefix, caller, outputs) | {"object": "list"}
+            return await model.in_thread(_spelled, envelope, data, field, body)
 
-    return json_response(await until_hung_up(request, answer()))
+    return Response(await until_hung_up(request, answer()), media_type="application/json")
 
 
 async def classify(request: Request) -> Response:
@@ -127,7 +130,9 @@ async def _scores(
     params = body.params(truncate_prompt_tokens=body.truncate_prompt_tokens)
     engine = model.engine
     plan = await model.in_thread(plan_scores, engine.model_config, engine.tokenizer, first, second, params, template)
-    outputs = await _pool(model, plan.prompts, plan.params, api, caller)
+    tok_params = tokenize_params(body, KEEPS_THE_BEGINNING)
+    prompts = await model.in_thread(model.renderer.render_cmpl, plan.prompts, tok_params)
+    outputs = await _pool(model, prompts, plan.params, api, caller)
     return plan.scores(outputs), outputs
 
 
@@ -142,8 +147,10 @@ def _pooler_task(model: ServedModel, api: str, tasks: Sequence[str]) -> str:
 
 async def _prompts(model: ServedModel, body: InputRequest) -> Sequence[PromptType]:
     if body.messages is None:
-        tok_params = tokenize_params(body, model.renderer.default_cmpl_tok_params)
-        prompts = prompt_list(body.input, "input")
+        prompts = prompt_list(body.input, "input", MAX_TEXTS)
+        if body.prompt_name is not None:
+            prompts = behind_prompt(prompts, body.prompt_name, model.engine.model_config.pooler)
+        tok_params = tokenize_params(body, KEEPS_THE_BEGINNING)
         return await model.in_thread(model.renderer.render_cmpl, prompts, tok_params)
     chat = ChatCompletionRequest(
         messages=body.messages,
@@ -151,7 +158,8 @@ async def _prompts(model: ServedModel, body: InputRequest) -> Sequence[PromptTyp
         chat_template_kwargs=body.chat_template_kwargs,
         add_generation_prompt=False,
     )
-    return [await chat_prompt(model, chat, tokenize_params(body, model.renderer.default_chat_tok_params))]
+    tok_params = tokenize_params(body, dataclasses.replace(KEEPS_THE_BEGINNING, add_special_tokens=False))
+    return [await chat_prompt(model, chat, tok_params)]
 
 
 async def _pool(
@@ -186,8 +194,11 @@ def _envelope(model: ServedModel, prefix: str, caller: Caller, outputs: Outputs)
     }
 
 
-def _spelled(data: np.ndarray, encoding_format: str) -> object:
-    """data: float32 of any shape; base64 is of its bytes, little-endian, row by row."""
-    if encoding_format == "base64":
-        return base64.b64encode(data.astype("<f4").tobytes()).decode("ascii")
-    return data.tolist()
+def _spelled(envelope: dict[str, Any], data: list[dict[str, Any]], field: str, body: InputRequest) -> bytes:
+    """The answer, with the arrays in `data` as lists, or in base64 their bytes, row by row. Takes its time."""
+    dtype = np.dtype(body.embed_dtype).newbyteorder(body.endianness)
+    for entry in data:
+        array = entry[field]
+        as_text = body.encoding_format == "base64"
+        entry[field] = base64.b64encode(array.astype(dtype).tobytes()).decode("ascii") if as_text else array.tolist()
+    return encode(envelope | {"data": data})

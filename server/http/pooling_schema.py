@@ -1,6 +1,6 @@
 """The bodies of the routes for models that pool. Unknown fields are ignored."""
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -9,6 +9,7 @@ from .errors import ApiError
 from .schema import ChatMessage
 
 FORMATS = ("float", "base64")
+MAX_TEXTS = 2048
 
 
 class PooledRequest(msgspec.Struct, kw_only=True):
@@ -29,13 +30,19 @@ class PooledRequest(msgspec.Struct, kw_only=True):
 
 
 class InputRequest(PooledRequest, kw_only=True):
-    """`input`: a text, a list of texts, token ids, or a list of those; or `messages`, for the chat template."""
+    """`input`: a text, a list of texts, token ids, or a list of those; or `messages`, for the chat template.
+    `prompt_name`: which of the model's own prompts goes in front of the texts. In base64, numbers are of `embed_dtype`
+    and their bytes in the order of `endianness`.
+    """
 
     input: str | list[Any] | None = None
     messages: list[ChatMessage] | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    prompt_name: str | None = None
     encoding_format: str = "float"
+    embed_dtype: Literal["float32", "float16"] = "float32"
+    endianness: Literal["native", "little", "big"] = "little"
     task: str | None = None
 
     def check(self) -> None:
@@ -64,6 +71,8 @@ class ScoreRequest(PooledRequest, kw_only=True):
         if first is None or second is None:
             names = "text_1 and text_2, data_1 and data_2, queries and documents, or queries and items"
             raise ApiError(f"give two sides: {names}", param="text_1" if first is None else "text_2")
+        for side in (first, second):
+            _check_count(side, "text_2")
         return first, second
 
 
@@ -83,6 +92,12 @@ class RerankRequest(PooledRequest, kw_only=True):
                 raise ApiError(f"{where} must be a text or an object with a text", param=where)
         if not texts:
             raise ApiError("documents is empty", param="documents")
+        _check_count(texts, "documents")
         if self.top_n < 0:
             raise ApiError(f"top_n must be at least 0, got {self.top_n}", param="top_n")
         return [str(text) for text in texts]
+
+
+def _check_count(texts: Any, field: str) -> None:
+    if isinstance(texts, list) and len(texts) > MAX_TEXTS:
+        raise ApiError(f"{len(texts)} texts are given; at most {MAX_TEXTS} are taken at once", param=field)

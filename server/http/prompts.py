@@ -36,7 +36,7 @@ def tokenize_params(request: GenerationRequest | PooledRequest, defaults: Tokeni
     )
 
 
-def prompt_list(given: object, field: str) -> list[Any]:
+def prompt_list(given: object, field: str, limit: int = MAX_PROMPTS) -> list[Any]:
     """A text, a list of texts, token ids, or a list of those: as a list of prompts. Raises ApiError naming `field`."""
     if given is None:
         raise ApiError(f"{field} is missing", param=field)
@@ -50,8 +50,8 @@ def prompt_list(given: object, field: str) -> list[Any]:
         raise ApiError(f"{field} must be a text, a list of texts, token ids or a list of those", param=field)
     if not prompts:
         raise ApiError(f"{field} is empty", param=field)
-    if len(prompts) > MAX_PROMPTS:
-        raise ApiError(f"{field} holds {len(prompts)} prompts; at most {MAX_PROMPTS} are taken at once", param=field)
+    if len(prompts) > limit:
+        raise ApiError(f"{field} holds {len(prompts)} prompts; at most {limit} are taken at once", param=field)
     for number, item in enumerate(prompts):
         where = f"{field}.{number}" if len(prompts) > 1 else field
         if not isinstance(item, str) and not (isinstance(item, list) and all(type(each) is int for each in item)):

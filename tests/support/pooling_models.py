@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from tiny_llama import write_tokenizer
 
 _SHAPE = {
@@ -30,3 +31,19 @@ def build_pooling_model(folder: Path, family: str = "Llama", kind: str = "Model"
     model_class(getattr(transformers, f"{family}Config")(**{**_SHAPE, **config})).save_pretrained(folder)
     write_tokenizer(folder)
     return str(folder)
+
+
+def expected(folder: str, token_ids: list[int], kind: str = "AutoModel") -> Any:
+    """transformers' final states [tokens, hidden_size], or a classifier's logits [classes], or a head's."""
+    import torch
+    import transformers
+
+    model = getattr(transformers, kind).from_pretrained(folder).float().eval()
+    with torch.no_grad():
+        output = model(torch.tensor([token_ids]))
+    return (output.last_hidden_state if kind == "AutoModel" else output.logits)[0].numpy()
+
+
+def unit(vectors: Any) -> Any:
+    """Brought to length 1, each."""
+    return vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)

@@ -1,6 +1,7 @@
 """The routes for models that pool, by OpenAI's client and bare: what they give is what the engine gives."""
 
 import base64
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,35 @@ def test_inputs_come_as_texts_token_ids_and_messages(post: Any, servers: dict[st
     assert chat["data"] == plain["data"]
     cut = post("embeds", "/v1/embeddings", input=TEXTS[2], truncate_prompt_tokens=2)
     assert cut["usage"]["prompt_tokens"] == 2
+    assert cut["data"] == post("embeds", "/v1/embeddings", input=ids[2][:2])["data"], "the beginning is kept"
+    left = post("embeds", "/v1/embeddings", input=TEXTS[2], truncate_prompt_tokens=3, truncation_side="left")
+    assert left["data"] == post("embeds", "/v1/embeddings", input=[ids[2][0], *ids[2][-2:]])["data"]
+
+
+def test_base64_is_of_the_wanted_type_and_order(post: Any, vectors: list[list[float]]) -> None:
+    for dtype, endianness in (("float32", "big"), ("float16", "little")):
+        encoding = {"encoding_format": "base64", "embed_dtype": dtype, "endianness": endianness}
+        (entry,) = post("embeds", "/v1/embeddings", input=TEXTS[0], **encoding)["data"]
+        vector = np.frombuffer(base64.b64decode(entry["embedding"]), np.dtype(dtype).newbyteorder(endianness))
+        np.testing.assert_allclose(vector, vectors[0], atol=1e-3)
+
+
+def test_the_servers_template_joins_a_pair_and_the_document_is_cut(post: Any, servers: dict[str, ServerThread]) -> None:
+    model = servers["scores"].server.models.loaded()[0]
+    chat, template = model.chat, "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}\n{% endfor %}!"
+    model.chat = dataclasses.replace(chat, chat_template=template)
+    try:
+        for document, options in (("France", {}), ("fox " * 60, {"truncate_prompt_tokens": 40})):
+            answer = post("scores", "/score", text_1="Paris", text_2=document, **options)
+            used = answer["usage"]["prompt_tokens"]
+            lengths = range(len(document) + 1)
+            texts = (f"<query>Paris\n<document>{document[:length]}\n!" for length in lengths)
+            found = [text for text in texts if len(model.tokenizer.encode(text)) == used]
+            scores = [post("scores", "/classify", input=text)["data"][0]["probs"][0] for text in found]
+            assert answer["data"][0]["score"] in scores
+        assert 35 < used <= 40
+    finally:
+        model.chat = chat
 
 
 def test_pooling_gives_what_is_asked_for(post: Any, vectors: list[list[float]]) -> None:
@@ -135,6 +165,11 @@ def test_documents_are_ranked(post: Any) -> None:
     [
         ("embeds", "/v1/embeddings", {}, "input", "give either input or messages"),
         ("embeds", "/v1/embeddings", {"input": []}, "input", "input is empty"),
+        ("embeds", "/v1/embeddings", {"input": ["a"] * 2049}, "input", "at most 2048"),
+        ("embeds", "/v1/embeddings", {"input": "a", "prompt_name": "query"}, "prompt_name", "name no prompts"),
+        ("embeds", "/v1/embeddings", {"input": "a", "embed_dtype": "fp8"}, "embed_dtype", "Invalid enum value 'fp8'"),
+        ("embeds", "/rerank", {"query": "a", "documents": ["b"] * 2049}, "documents", "at most 2048"),
+        ("embeds", "/score", {"text_1": "a", "text_2": ["b"] * 2049}, "text_2", "at most 2048"),
         ("embeds", "/v1/embeddings", {"input": ["a", ""]}, "input.1", "input.1 is empty"),
         ("embeds", "/v1/embeddings", {"input": "a", "encoding_format": "int8"}, "encoding_format", "float or base64"),
         ("embeds", "/v1/embeddings", {"input": "a", "dimensions": 65}, "dimensions", "in 1..64"),
@@ -149,8 +184,8 @@ def test_documents_are_ranked(post: Any) -> None:
         ("embeds", "/rerank", {"query": "a", "documents": []}, "documents", "documents is empty"),
         ("embeds", "/rerank", {"query": "a", "documents": [{"image": 1}]}, "documents.0", "must be a text"),
         ("embeds", "/rerank", {"query": "a", "documents": ["b"], "top_n": -1}, "top_n", "at least 0"),
-        ("embeds", "/v1/completions", {"prompt": "a"}, None, "pools and does not generate"),
-        ("embeds", "/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}, None, "does not generate"),
+        ("embeds", "/v1/completions", {"prompt": "a"}, "model", "'embeds' does not generate text"),
+        ("embeds", "/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}, "model", "not generate"),
     ],
 )
 def test_what_cannot_be_served_says_why(
