@@ -1,23 +1,27 @@
 """What every attention backend does: own the layout of the paged KV cache, write keys and values, attend over block
 tables. Runtimes have one for each kind of layer; the model runner builds the metadata once a step."""
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-import torch
-
+from ..dtypes import AnyDType, DType
+from ..kernels.memory import Array
+from ..lazy_torch import torch
 from ..models.spec import AttentionSpec
-
-CPU = torch.device("cpu")
 
 KVCache = Any
 """One layer's cache. Only the backend that allocated it looks inside."""
 
 
+A = TypeVar("A", bound=Array, covariant=True)
+
+
 @dataclass(slots=True)
-class AttentionMetadata:
-    """Where each token of the step stands. CPU tensors, each request's tokens consecutive, one-token requests first.
+class AttentionMetadata(Generic[A]):
+    """Where each token of the step stands. On the CPU, each request's tokens consecutive, one-token requests first.
 
     query_start_loc: [num_reqs + 1] int32, the first token of each request, then num_tokens.
     seq_lens: [num_reqs] int32, tokens of context after this step (computed before + scheduled now).
@@ -30,12 +34,12 @@ class AttentionMetadata:
     num_decodes: the requests that bring exactly one token; they stand at the front. The others bring two or more.
     """
 
-    query_start_loc: torch.Tensor
-    seq_lens: torch.Tensor
-    block_table: torch.Tensor
-    table_rows: torch.Tensor
-    slot_mapping: torch.Tensor
-    positions: torch.Tensor
+    query_start_loc: A
+    seq_lens: A
+    block_table: A
+    table_rows: A
+    slot_mapping: A
+    positions: A
     max_query_len: int
     max_seq_len: int
     num_reqs: int
@@ -43,7 +47,7 @@ class AttentionMetadata:
     num_decodes: int
 
 
-StepMetadata = tuple[AttentionMetadata, ...]
+StepMetadata = tuple[AttentionMetadata[Array], ...]
 """A step's, one a KV group: they differ in `block_table` and `slot_mapping` alone."""
 
 
@@ -53,11 +57,10 @@ class AttentionBackend(ABC):
     Query token at position p attends to the positions 0..p of its request, and with a window w only to p-w+1..p.
     """
 
-    def __init__(self, spec: AttentionSpec, block_size: int, dtype: torch.dtype, device: torch.device = CPU) -> None:
+    def __init__(self, spec: AttentionSpec, block_size: int, dtype: AnyDType) -> None:
         self.spec = spec
         self.block_size = block_size
-        self.dtype = dtype
-        self.device = device
+        self.dtype = DType.of(dtype)
 
     @property
     def bytes_per_block(self) -> int:
@@ -70,7 +73,12 @@ class AttentionBackend(ABC):
 
     @abstractmethod
     def forward(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kv_cache: KVCache, metadata: AttentionMetadata
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        kv_cache: KVCache,
+        metadata: AttentionMetadata[torch.Tensor],
     ) -> torch.Tensor:
         """Write k and v to their slots, then attend over the whole context.
 

@@ -1,11 +1,14 @@
 """The attention backend of the native kernels: paged attention over blocks laid out for the CPU's dot products."""
 
+from __future__ import annotations
+
 import ctypes
 
-import torch
-
+from ..dtypes import AnyDType, DType
 from ..kernels import library, memory
 from ..kernels.header import NUMBERS
+from ..kernels.memory import Array, Buffer
+from ..lazy_torch import torch
 from ..models.spec import AttentionSpec
 from .interface import AttentionBackend, AttentionMetadata
 
@@ -16,19 +19,19 @@ class NativeAttentionBackend(AttentionBackend):
     """Cache: [2, num_kv_heads, num_blocks * block_size / 16, 16 * head_dim]. With p values to 4 bytes, a block's keys
     lie as [head_dim / p, 16, p], its values as [16 / p, head_dim, p]."""
 
-    def __init__(self, spec: AttentionSpec, block_size: int, dtype: torch.dtype) -> None:
+    def __init__(self, spec: AttentionSpec, block_size: int, dtype: AnyDType) -> None:
         super().__init__(spec, block_size, dtype)
-        self._metadata: AttentionMetadata | None = None
+        self._metadata: AttentionMetadata[Array] | None = None
         self._step = library.Step()
         self._num_tokens = library.Int()
 
     @staticmethod
-    def obstacle(spec: AttentionSpec, block_size: int, dtype: torch.dtype) -> str | None:
+    def obstacle(spec: AttentionSpec, block_size: int, dtype: AnyDType) -> str | None:
         """Why the kernels cannot attend so; None where they can."""
         if block_size % _BLOCK:
             return f"block_size is {block_size}; use a multiple of {_BLOCK}"
-        if dtype not in (torch.bfloat16, torch.float32):
-            return f"dtype is {str(dtype).removeprefix('torch.')}; use dtype='bfloat16'"
+        if DType.of(dtype) is DType.FLOAT16:
+            return f"dtype is {DType.of(dtype)}; use dtype='bfloat16'"
         widest, most = NUMBERS["MAX_HEAD_DIM"], NUMBERS["MAX_ROWS"]
         if spec.head_dim % 16 or spec.head_dim > widest or spec.num_heads > most * spec.num_kv_heads:
             return (
@@ -38,15 +41,20 @@ class NativeAttentionBackend(AttentionBackend):
             )
         return None
 
-    def allocate(self, num_blocks: int) -> torch.Tensor:
+    def allocate(self, num_blocks: int) -> Buffer:
         blocks = num_blocks * self.block_size // _BLOCK
-        return memory.allocate((2, self.spec.num_kv_heads, blocks, _BLOCK * self.spec.head_dim), self.dtype)
+        return memory.allocate((2, self.spec.num_kv_heads, blocks, _BLOCK * self.spec.head_dim), self.dtype.numpy)
 
     def forward(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kv_cache: torch.Tensor, metadata: AttentionMetadata
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        kv_cache: Buffer,
+        metadata: AttentionMetadata[torch.Tensor],
     ) -> torch.Tensor:
         q, k, v = (_rows_of_heads(heads) for heads in (q, k, v))
-        out = torch.empty(q.shape, dtype=self.dtype)
+        out = torch.empty(q.shape, dtype=self.dtype.torch)
         self._enter_step(metadata)
         write = library.WriteKv(
             rows=ctypes.addressof(self._num_tokens),
@@ -65,9 +73,7 @@ class NativeAttentionBackend(AttentionBackend):
         library.run(write, self.operation(self._step, q, kv_cache, out))
         return out
 
-    def operation(
-        self, step: library.Step, q: torch.Tensor, kv_cache: torch.Tensor, out: torch.Tensor
-    ) -> library.Attention:
+    def operation(self, step: library.Step, q: Array, kv_cache: Buffer, out: Array) -> library.Attention:
         """Attends with what is in the cache. q, out: [num_tokens, ...], each token's heads side by side."""
         spec = self.spec
         return library.Attention(
@@ -88,7 +94,7 @@ class NativeAttentionBackend(AttentionBackend):
             dtype=library.dtype_code(self.dtype),
         )
 
-    def _enter_step(self, metadata: AttentionMetadata) -> None:
+    def _enter_step(self, metadata: AttentionMetadata[Array]) -> None:
         """All layers of a step pass the same metadata: its addresses are taken once."""
         if metadata is self._metadata:
             return
@@ -97,8 +103,8 @@ class NativeAttentionBackend(AttentionBackend):
         self._metadata = metadata
 
 
-def fill_step(step: library.Step, metadata: AttentionMetadata, block_size: int) -> None:
-    """Points `step` at the metadata's tensors, which must outlive its use."""
+def fill_step(step: library.Step, metadata: AttentionMetadata[Array], block_size: int) -> None:
+    """Points `step` at the metadata's arrays, which must outlive its use."""
     step.num_reqs = metadata.num_reqs
     step.query_start_loc = metadata.query_start_loc.data_ptr()
     step.seq_lens = metadata.seq_lens.data_ptr()

@@ -3,7 +3,9 @@
 import torch
 import torch.nn.functional as F
 
+from ..dtypes import AnyDType
 from ..models.ops import softcap
+from ..models.spec import AttentionSpec
 from .interface import AttentionBackend, AttentionMetadata
 
 _MAX_GATHERED_TOKENS = 1 << 16
@@ -13,12 +15,23 @@ _MAX_GATHERED_TOKENS = 1 << 16
 class TorchAttentionBackend(AttentionBackend):
     """Cache: one tensor [2, num_blocks, block_size, num_kv_heads, head_dim], keys then values."""
 
+    def __init__(
+        self, spec: AttentionSpec, block_size: int, dtype: AnyDType, device: torch.device | None = None
+    ) -> None:
+        super().__init__(spec, block_size, dtype)
+        self.device = device
+
     def allocate(self, num_blocks: int) -> torch.Tensor:
         shape = (2, num_blocks, self.block_size, self.spec.num_kv_heads, self.spec.head_dim)
-        return torch.zeros(shape, dtype=self.dtype, device=self.device)
+        return torch.zeros(shape, dtype=self.dtype.torch, device=self.device)
 
     def forward(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kv_cache: torch.Tensor, metadata: AttentionMetadata
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        kv_cache: torch.Tensor,
+        metadata: AttentionMetadata[torch.Tensor],
     ) -> torch.Tensor:
         keys, values = kv_cache.flatten(1, 2)
         keys.index_copy_(0, metadata.slot_mapping, k)
@@ -33,7 +46,9 @@ class TorchAttentionBackend(AttentionBackend):
             out[start:end] = self._attend_chunk(q[start:end], kv_cache, block_table, seq_len)
         return out
 
-    def _decode(self, q: torch.Tensor, kv_cache: torch.Tensor, metadata: AttentionMetadata, out: torch.Tensor) -> None:
+    def _decode(
+        self, q: torch.Tensor, kv_cache: torch.Tensor, metadata: AttentionMetadata[torch.Tensor], out: torch.Tensor
+    ) -> None:
         """One query token a request, requests grouped so that the gathered contexts stay within bounds."""
         num_decodes = metadata.num_decodes
         start = 0

@@ -1,18 +1,20 @@
 """Loads the native kernels and runs lists of their operations. The faces in this package call it; nothing else does.
 
 Every operation is a struct of 8-byte fields; what they mean stands in csrc/args.h. A list of operations runs in one
-parallel region on torch's OpenMP threads, so torch must be loaded first: the two then share one runtime.
+parallel region on OpenMP's threads. Kernels and torch share one OpenMP runtime, which is torch's where it has its own.
 """
 
+import contextlib
 import ctypes
 import functools
+import importlib.util
 import logging
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-
 from ...protocol import envs
+from ..dtypes import AnyDType, DType
 from .header import NUMBERS, STRUCTS
 from .source_hash import source_hash
 
@@ -133,7 +135,7 @@ class Recording:
         Returns how often the threads waited for each other.
         """
         address = self._address + first * ctypes.sizeof(_Entry)
-        num_syncs: int = self._run(self._level, address, self._count - first, torch.get_num_threads())
+        num_syncs: int = self._run(self._level, address, self._count - first, num_threads())
         return num_syncs
 
 
@@ -162,9 +164,16 @@ def isa_level() -> int:
     return usable.index(name)
 
 
-def dtype_code(dtype: torch.dtype) -> int:
+def num_threads() -> int:
+    """On how many threads operations run: torch's number where it is loaded, as users may set that, else OpenMP's."""
+    torch = sys.modules.get("torch")
+    count: int = (getattr(torch, "get_num_threads", None) or _library().omp_get_max_threads)()
+    return count
+
+
+def dtype_code(dtype: AnyDType) -> int:
     """The `Dtype` of csrc/args.h. Raises KeyError for a type the kernels do not take."""
-    return {torch.float32: NUMBERS["FLOAT32"], torch.bfloat16: NUMBERS["BFLOAT16"]}[dtype]
+    return {DType.FLOAT32: NUMBERS["FLOAT32"], DType.BFLOAT16: NUMBERS["BFLOAT16"]}[DType.of(dtype)]
 
 
 def _library() -> ctypes.CDLL:
@@ -183,6 +192,7 @@ def _load() -> ctypes.CDLL | None:
             "g++), run pip install --force-reinstall --no-deps --no-cache-dir on what corespan was installed from"
         )
         return None
+    _load_openmp_of_torch()
     try:
         library = ctypes.CDLL(str(path))
     except OSError as error:
@@ -196,6 +206,14 @@ def _load() -> ctypes.CDLL | None:
     library.corespan_run.argtypes = [ctypes.c_int, Pointer, Int, ctypes.c_int]
     library.corespan_run.restype = Int
     return library
+
+
+def _load_openmp_of_torch() -> None:
+    """Whoever loads libgomp first decides which it is: the one that torch brings along would else be a second one."""
+    torch = importlib.util.find_spec("torch")
+    for folder in (torch and torch.submodule_search_locations) or ():
+        with contextlib.suppress(OSError):  # it has none, and takes the system's
+            ctypes.CDLL(str(Path(folder, "lib", "libgomp.so.1")), mode=ctypes.RTLD_GLOBAL)
 
 
 def _is_of_this_version(library: ctypes.CDLL) -> bool:

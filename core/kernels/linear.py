@@ -1,15 +1,22 @@
 """Matrix products with weights packed for the native kernels: bf16, int8, and GGUF's own blocks."""
 
+from __future__ import annotations
+
 import copy
 import ctypes
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol, TypeGuard
 
-import torch
+import numpy as np
 
-from . import library, memory
+from ..dtypes import AnyDType, DType
+from ..lazy_torch import torch
+from . import library
 from .header import NUMBERS
+from .memory import Array, Buffer, Keep, allocate, as_buffer, keep_new
 
 PANEL = NUMBERS["PANEL"]
 """Output columns to a panel of packed weights."""
@@ -80,7 +87,7 @@ class Rows(Protocol):
 
 def slabs(weight: Rows, epilogue: int = STORE) -> Iterator[tuple[int, torch.Tensor]]:
     """All rows in the order they are packed in, some whole panels at a time: (the first one's place, the rows)."""
-    n, width = weight.shape
+    n, width = weight.shape[0], math.prod(weight.shape[1:])
     step = max(SLAB_VALUES // width // PANEL, 1) * PANEL
     for first in range(0, n, step):
         end = min(first + step, n)
@@ -96,37 +103,53 @@ class PackedWeight:
 
     format = BF16
 
-    def __init__(self, weight: Rows, bias: torch.Tensor | None, epilogue: int = STORE) -> None:
+    def __init__(self, weight: Rows, bias: Rows | None, epilogue: int = STORE, keep: Keep = keep_new) -> None:
         """weight: [n, k] bfloat16, bias: [n]; SILU_MUL, GELU_MUL: gate rows first, n divisible by 32."""
-        self._set_up(weight.shape[0], weight.shape[1], 2 * weight.shape[1], bias, epilogue)
-        for first, rows in slabs(weight, epilogue):
-            self._pack(rows, first)
+        self._set_up(weight.shape[0], weight.shape[1], 2 * weight.shape[1], epilogue)
+        self._keep(weight, bias, keep)
 
-    def _set_up(self, n: int, k: int, row_bytes: int, bias: torch.Tensor | None, epilogue: int) -> None:
+    def _set_up(self, n: int, k: int, row_bytes: int, epilogue: int) -> None:
         self.n, self.k, self.epilogue = n, k, epilogue
-        self.bias = None if bias is None else _padded(_ordered(bias, epilogue))
         self.out_features = n // 2 if epilogue in _GATED else n
         self._row_bytes = row_bytes
-        self.packed = memory.allocate((-(-n // PANEL) * PANEL * row_bytes,), torch.uint8)
-        library.run(library.Place(format=self.format, out=self.packed.data_ptr(), n=n, k=k))
 
-    def _pack(self, rows: torch.Tensor, first: int) -> None:
-        """Rows in packed order, which begin with row `first` of the whole, a multiple of PANEL."""
-        address = self.packed.data_ptr() + first * self._row_bytes
+    def _keep(self, weight: Rows, bias: Rows | None, keep: Keep) -> None:
+        panels = -(-self.n // PANEL)
+        self.bias: Buffer | None = None
+        if bias is not None:
+            self.bias = keep((panels * PANEL,), np.float32, partial(self._fill_bias, bias))
+        shape = (panels * PANEL * self._row_bytes,)
+        self.packed = keep(shape, np.uint8, partial(self._fill, weight), self._place)
+
+    def _fill_bias(self, bias: Rows, out: Buffer) -> None:
+        out[: self.n] = as_buffer(_ordered(bias[0 : self.n], self.epilogue).float())
+
+    def _place(self, out: Buffer) -> None:
+        library.run(library.Place(format=self.format, out=out.data_ptr(), n=self.n, k=self.k))
+
+    def _fill(self, weight: Rows, out: Buffer) -> None:
+        for first, rows in slabs(weight, self.epilogue):
+            self._pack(self._values(rows, first), out.data_ptr() + first * self._row_bytes)
+
+    def _values(self, rows: torch.Tensor, first: int) -> torch.Tensor:
+        """What is packed of `rows`, which in packed order begin with row `first` of the whole, a multiple of PANEL."""
+        return rows
+
+    def _pack(self, rows: torch.Tensor, address: int) -> None:
         library.run(library.Pack(format=self.format, weight=rows.data_ptr(), out=address, n=rows.shape[0], k=self.k))
 
     @staticmethod
-    def supports(dtype: torch.dtype, out_features: int, in_features: int) -> bool:
-        return dtype == torch.bfloat16 and in_features % 2 == 0 and library.is_available()
+    def supports(dtype: AnyDType, out_features: int, in_features: int) -> bool:
+        return DType.of(dtype) is DType.BFLOAT16 and in_features % 2 == 0 and library.is_available()
 
     def operations(
-        self, rows: int, x: torch.Tensor, out: torch.Tensor, scratch: "QuantizedRows | None" = None
+        self, rows: int, x: Array, out: Array, scratch: QuantizedRows | None = None
     ) -> list[library.Operation]:
         """x: [>= rows, k] bfloat16; out: [>= rows, out_features] bfloat16 or float32; rows: address of the number of
         rows to compute; scratch: room for x as int8, which all formats but bf16 need."""
         return [self._product(rows, x, out)]
 
-    def columns(self, first: int, end: int) -> "PackedWeight":
+    def columns(self, first: int, end: int) -> PackedWeight:
         """Outputs first..end - 1 alone, of a plain product, in the same memory; `first` is a multiple of PANEL."""
         panels = -(-self.n // PANEL)
         part = copy.copy(self)
@@ -135,7 +158,7 @@ class PackedWeight:
         part.bias = None if self.bias is None else self.bias[first:]
         return part
 
-    def _product(self, rows: int, x: torch.Tensor, out: torch.Tensor) -> library.Gemm:
+    def _product(self, rows: int, x: Array, out: Array) -> library.Gemm:
         return library.Gemm(
             rows=rows,
             x=x.data_ptr(),
@@ -147,14 +170,14 @@ class PackedWeight:
             out_stride=out.stride(0),
             n=self.n,
             k=self.k,
-            epilogue=STORE_FLOAT32 if out.dtype == torch.float32 else self.epilogue,
+            epilogue=STORE_FLOAT32 if DType.of(out.dtype) is DType.FLOAT32 else self.epilogue,
         )
 
-    def __call__(self, x: torch.Tensor, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, dtype: AnyDType = DType.BFLOAT16) -> torch.Tensor:
         """x: [num_tokens, k] bfloat16. Returns [num_tokens, out_features] of `dtype`, bfloat16 or float32."""
         x = x.contiguous()
         rows = library.Int(x.shape[0])
-        out = torch.empty(x.shape[0], self.out_features, dtype=dtype)
+        out = torch.empty(x.shape[0], self.out_features, dtype=DType.of(dtype).torch)
         scratch = QuantizedRows(x.shape[0], self.k)
         library.run(*self.operations(ctypes.addressof(rows), x, out, scratch))
         return out
@@ -165,15 +188,15 @@ class QuantizedRows:
     work on rows of their own may be at different products."""
 
     def __init__(self, capacity: int, width: int) -> None:
-        self.values = memory.allocate((capacity, width), torch.int8)
-        self.totals = torch.empty(capacity)
+        self.values = allocate((capacity, width), np.int8)
+        self.totals = allocate((capacity,), np.float32)
         self._capacity, self._width = capacity, width
-        self._scales: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._scales: dict[int, tuple[Buffer, Buffer]] = {}
 
-    def scales_and_sums(self, block: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def scales_and_sums(self, block: int) -> tuple[Buffer, Buffer]:
         if block not in self._scales:
             count = self._capacity * (self._width // block)
-            self._scales[block] = torch.empty(count), torch.empty(count, dtype=torch.int32)
+            self._scales[block] = allocate((count,), np.float32), allocate((count,), np.int32)
         return self._scales[block]
 
 
@@ -181,16 +204,16 @@ class _QuantizedWeight(PackedWeight):
     """A weight whose x is quantised on the way in, with one scale to every `x_block` values."""
 
     x_block: int
-    weight_scales: torch.Tensor | None = None
+    weight_scales: Buffer | None = None
 
-    def columns(self, first: int, end: int) -> "_QuantizedWeight":
+    def columns(self, first: int, end: int) -> _QuantizedWeight:
         part = super().columns(first, end)
         assert isinstance(part, _QuantizedWeight)
         part.weight_scales = None if self.weight_scales is None else self.weight_scales[first:]
         return part
 
     def operations(
-        self, rows: int, x: torch.Tensor, out: torch.Tensor, scratch: QuantizedRows | None = None
+        self, rows: int, x: Array, out: Array, scratch: QuantizedRows | None = None
     ) -> list[library.Operation]:
         assert scratch is not None
         scales, sums = scratch.scales_and_sums(self.x_block)
@@ -224,46 +247,50 @@ class Int8Weight(_QuantizedWeight):
 
     format = INT8
 
-    def __init__(self, weight: Rows, bias: torch.Tensor | None, epilogue: int = STORE) -> None:
+    weight_scales: Buffer
+
+    def __init__(self, weight: Rows, bias: Rows | None, epilogue: int = STORE, keep: Keep = keep_new) -> None:
         """weight: [n, k], of any floating type, k divisible by 16; quantised here."""
-        self._set_up(weight.shape[0], weight.shape[1], weight.shape[1], bias, epilogue)
+        self._set_up(weight.shape[0], weight.shape[1], weight.shape[1], epilogue)
         self.x_block = next((size for size in (64, 32) if self.k % size == 0), self.k)
-        self.weight_scales = _padded(torch.zeros(self.n))
-        for first, rows in slabs(weight, epilogue):
-            values, self.weight_scales[first : first + rows.shape[0]] = quantize_rows(rows.float())
-            self._pack(values, first)
+        self.weight_scales = keep((-(-self.n // PANEL) * PANEL,), np.float32, lambda _: None)  # filled with the values
+        self._keep(weight, bias, keep)
+
+    def _values(self, rows: torch.Tensor, first: int) -> torch.Tensor:
+        values, scales = quantize_rows(rows.float())
+        self.weight_scales[first : first + rows.shape[0]] = as_buffer(scales)
+        return values
 
     @staticmethod
-    def supports(dtype: torch.dtype, out_features: int, in_features: int) -> bool:
+    def supports(dtype: AnyDType, out_features: int, in_features: int) -> bool:
         return PackedWeight.supports(dtype, out_features, in_features) and in_features % 16 == 0
 
 
 class BlockWeight(_QuantizedWeight):
     """A GGUF matrix with the file's own bits and scales, in another order."""
 
-    def __init__(self, kind: str, blocks: Rows, bias: torch.Tensor | None, epilogue: int = STORE) -> None:
+    def __init__(
+        self, kind: str, blocks: Rows, bias: Rows | None, epilogue: int = STORE, keep: Keep = keep_new
+    ) -> None:
         """kind: a key of BLOCK_FORMATS; blocks: [n, bytes of a row] uint8, as they lie in the file."""
         block = BLOCK_FORMATS[kind]
         self.format, self.x_block = block.number, block.x_block
         n, row_bytes = blocks.shape
         num_blocks = row_bytes // block.file_bytes
-        self._set_up(n, num_blocks * block.size, num_blocks * block.packed_bytes, bias, epilogue)
-        for first, rows in slabs(blocks, epilogue):
-            self._pack(rows, first)
+        self._set_up(n, num_blocks * block.size, num_blocks * block.packed_bytes, epilogue)
+        self._keep(blocks, bias, keep)
 
     @staticmethod
     def knows(kind: str | None) -> TypeGuard[str]:
         return kind in BLOCK_FORMATS
 
-    def lookup(self, ids: torch.Tensor, dtype: torch.dtype = torch.bfloat16, scale: float = 1.0) -> torch.Tensor:
+    def lookup(self, ids: torch.Tensor, dtype: AnyDType = DType.BFLOAT16, scale: float = 1.0) -> torch.Tensor:
         """ids: [count] int64. Returns those rows, dequantised, each value times `scale`: [count, k] of `dtype`."""
-        rows, out = library.Int(ids.shape[0]), torch.empty(ids.shape[0], self.k, dtype=dtype)
+        rows, out = library.Int(ids.shape[0]), torch.empty(ids.shape[0], self.k, dtype=DType.of(dtype).torch)
         library.run(self.lookup_operation(ctypes.addressof(rows), ids, out, scale))
         return out
 
-    def lookup_operation(
-        self, rows: int, ids: torch.Tensor | None, out: torch.Tensor, scale: float
-    ) -> library.EmbedBlocks:
+    def lookup_operation(self, rows: int, ids: Array | None, out: Array, scale: float) -> library.EmbedBlocks:
         """As `lookup`, into `out`, for as many rows as stand at the address `rows`."""
         return library.EmbedBlocks(
             rows=rows,
@@ -280,20 +307,24 @@ class BlockWeight(_QuantizedWeight):
 class MixedWeight(PackedWeight):
     """A plain product whose rows lie in blocks of several kinds: products of one x, side by side."""
 
-    def __init__(self, kinds: Sequence[tuple[str, int]], blocks: Rows, bias: torch.Tensor | None) -> None:
+    def __init__(
+        self, kinds: Sequence[tuple[str, int]], blocks: Rows, bias: Rows | None, keep: Keep = keep_new
+    ) -> None:
         """kinds: those of the rows in turn and how many rows each has, whole panels but for the last; blocks: rows, of
         as many bytes as their kind takes."""
         self.parts: list[PackedWeight] = []
         first = 0
+        num_columns = blocks.shape[1] // BLOCK_FORMATS[kinds[0][0]].file_bytes * BLOCK_FORMATS[kinds[0][0]].size
         for kind, count in kinds:
-            end = first + count
-            part = BlockWeight(kind, _SomeRows(blocks, first, end), None if bias is None else bias[first:end])
-            self.parts.append(part)
+            end, block = first + count, BLOCK_FORMATS[kind]
+            rows = _SomeRows(blocks, first, (count, num_columns // block.size * block.file_bytes))
+            part_bias = None if bias is None else _SomeRows(bias, first, (count,))
+            self.parts.append(BlockWeight(kind, rows, part_bias, keep=keep))
             first = end
         self.k, self.n, self.out_features, self.epilogue = self.parts[0].k, first, first, STORE
 
     def operations(
-        self, rows: int, x: torch.Tensor, out: torch.Tensor, scratch: QuantizedRows | None = None
+        self, rows: int, x: Array, out: Array, scratch: QuantizedRows | None = None
     ) -> list[library.Operation]:
         operations: list[library.Operation] = []
         first = 0
@@ -302,7 +333,7 @@ class MixedWeight(PackedWeight):
             first += part.n
         return operations
 
-    def columns(self, first: int, end: int) -> "MixedWeight":
+    def columns(self, first: int, end: int) -> MixedWeight:
         chosen = copy.copy(self)
         chosen.n = chosen.out_features = end - first
         chosen.parts, start = [], 0
@@ -315,11 +346,10 @@ class MixedWeight(PackedWeight):
 
 
 class _SomeRows:
-    """Rows first..end - 1 of a matrix, all of one width."""
+    """Rows of a matrix, or values of a vector, from `first` on: as many, and as wide, as `shape` says."""
 
-    def __init__(self, rows: Rows, first: int, end: int) -> None:
-        self._rows, self._first = rows, first
-        self.shape = end - first, rows[first : first + 1].shape[1]
+    def __init__(self, rows: Rows, first: int, shape: Sequence[int]) -> None:
+        self._rows, self._first, self.shape = rows, first, shape
 
     def __getitem__(self, rows: slice) -> torch.Tensor:
         first, end, _ = rows.indices(self.shape[0])
@@ -338,10 +368,3 @@ def _ordered(rows: torch.Tensor, epilogue: int) -> torch.Tensor:
     if epilogue in _GATED:
         rows = rows.view(2, -1, 16, *rows.shape[1:]).transpose(0, 1).reshape(rows.shape)
     return rows.contiguous()
-
-
-def _padded(values: torch.Tensor) -> torch.Tensor:
-    """values: [n]. Returns them as float32, zeros up to whole panels behind them."""
-    padded = torch.zeros(-(-values.shape[0] // PANEL) * PANEL)
-    padded[: values.shape[0]] = values
-    return padded

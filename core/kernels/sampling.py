@@ -1,17 +1,20 @@
 """Drawing tokens, penalties and log-probabilities with the native kernels. `core/sampling` has the same in torch."""
 
+from __future__ import annotations
+
 import ctypes
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from . import library
+from .memory import Array, Buffer, as_buffer
 
 
-def supports(logits: torch.Tensor) -> bool:
+def supports(logits: Array) -> bool:
     """Whether the kernels take these logits: [n, vocab] float32 on the CPU, each row contiguous."""
-    return logits.device.type == "cpu" and logits.stride(1) == 1 and library.is_available()
+    on_cpu = isinstance(logits, Buffer) or logits.device.type == "cpu"
+    return on_cpu and logits.stride(1) == 1 and library.is_available()
 
 
 @dataclass(slots=True)
@@ -24,7 +27,7 @@ class DrawParams:
     top_k: np.ndarray
     top_p: np.ndarray
     uniforms: np.ndarray
-    recorded: "Draw | None" = None
+    recorded: Draw | None = None
 
 
 @dataclass(slots=True)
@@ -52,9 +55,9 @@ class Draw:
 
     def __init__(
         self,
-        logits: torch.Tensor,
+        logits: Array,
         params: DrawParams,
-        processed: torch.Tensor | None = None,
+        processed: Array | None = None,
         allowed: Allowed | None = None,
     ) -> None:
         """The logits are not kept alive: they must be at `logits_at` at each run."""
@@ -87,18 +90,17 @@ class Draw:
         return self._token_ids, self._largest
 
 
-def masked(logits: torch.Tensor, allowed: Allowed) -> torch.Tensor:
+def masked(logits: Array, allowed: Allowed) -> Buffer:
     """A copy of the logits, [n, vocab] float32, with -inf where a token is not allowed: what a greedy draw reports."""
     rows = logits.shape[0]
-    off, uniforms, out = np.zeros(rows), np.zeros(rows), torch.empty(logits.shape)
+    off, uniforms = np.zeros(rows), np.zeros(rows)
+    out = as_buffer(np.empty(logits.shape, dtype=np.float32))
     greedy = DrawParams(off, off, np.zeros(rows, dtype=np.int64), np.ones(rows), uniforms)
     Draw(logits, greedy, out, allowed).run()
     return out
 
 
-def penalise(
-    logits: torch.Tensor, lines: np.ndarray, seen: list[tuple[np.ndarray, np.ndarray]], settings: np.ndarray
-) -> None:
+def penalise(logits: Array, lines: np.ndarray, seen: list[tuple[np.ndarray, np.ndarray]], settings: np.ndarray) -> None:
     """Penalise in place. logits: [n, vocab] float32; lines: [m] int64, those penalised; `seen`: for each of them its
     distinct token ids, int64, and how often each was generated, float32; settings: [3, m] float32: repetition,
     frequency and presence penalty."""
@@ -123,7 +125,7 @@ def penalise(
 
 
 def logprobs(
-    logits: torch.Tensor, token_ids: np.ndarray, k: int, more_token_ids: np.ndarray | None, as_logits: bool
+    logits: Array, token_ids: np.ndarray, k: int, more_token_ids: np.ndarray | None, as_logits: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Ids [n, 1 + k] int32, their log-softmax values float32, and the ranks of the first, [n] int32.
 

@@ -1,11 +1,12 @@
 """An adapter's weights, as data: what is added to which products of a model. Files become it, and runtimes apply it."""
 
+from __future__ import annotations
+
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
-
+from ..lazy_torch import torch
 from ..models.spec import ModelSpec
 from ..models.tensor_names import layer_projections
 
@@ -36,7 +37,7 @@ class Adapter:
     digest: str
 
 
-AdapterRows = tuple[Adapter, torch.Tensor]
+AdapterRows = tuple[Adapter, "torch.Tensor"]
 """An adapter and the tokens of a step that it changes: [n] int64, ascending."""
 
 

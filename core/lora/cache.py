@@ -3,13 +3,11 @@
 import logging
 from typing import Any
 
-import torch
-
 from ...protocol.config import LoRAConfig
 from ...protocol.lora import NO_ADAPTERS, LoadedAdapter, LoRARequest
+from ..lazy_torch import inference_mode, torch
 from ..runtime.interface import Runtime
 from .adapter import Adapter
-from .files import read_adapter
 
 logger = logging.getLogger("corespan.core")
 
@@ -82,11 +80,13 @@ class AdapterCache:
             self._adapters[request.lora_int_id] = request, adapter
         return adapter
 
-    @torch.inference_mode()
+    @inference_mode
     def _read(self, path: str) -> Adapter:
         config = self._config
         if config is None:
             raise ValueError(NO_ADAPTERS)
+        from .files import read_adapter  # loads torch
+
         adapter = read_adapter(path, self._runtime.spec, getattr(torch, config.lora_dtype), config.max_lora_rank)
         return self._runtime.keep_adapter(adapter)
 

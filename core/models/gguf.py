@@ -1,14 +1,17 @@
 """Reads the tensors of a GGUF file, or of all parts of a split one, under their Hugging Face names."""
 
+from __future__ import annotations
+
+import functools
 import mmap
+import os
 import re
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-import torch
-
 from ...shared.gguf_file import Figures, GGUFHeader, TensorPlace, read_gguf
+from ..lazy_torch import torch
 from .gguf_quants import QUANT_TYPES, QuantType, dequantize
 from .tensor_source import ALL_ROWS, TensorSource
 
@@ -67,17 +70,24 @@ class GGUFSource(TensorSource):
     def __init__(self, path: str) -> None:
         self.path = path
         self.tensors = _tensors(read_gguf(path, vocabulary=False))
-        self._bytes = {file: _mapped(file) for file in {tensor.place.path for tensor in self.tensors.values()}}
+        self._sizes = {file: os.stat(file).st_size for file in {each.place.path for each in self.tensors.values()}}
         self._check_extents()
-        self._pool = ThreadPoolExecutor(torch.get_num_threads(), thread_name_prefix="gguf")
+        self._bytes: dict[str, torch.Tensor] = {}  # of the files that something was read from
+        self._closed = False
+
+    @property
+    def files(self) -> list[str]:
+        return sorted(self._sizes)
 
     def _check_extents(self) -> None:
         for name, tensor in self.tensors.items():
             file, end = tensor.place.path, tensor.place.offset + tensor.num_bytes
-            if end > len(self._bytes[file]):
-                raise ValueError(
-                    f"{file} is truncated: {name} ends at byte {end}, the file at {len(self._bytes[file])}"
-                )
+            if end > self._sizes[file]:
+                raise ValueError(f"{file} is truncated: {name} ends at byte {end}, the file at {self._sizes[file]}")
+
+    @functools.cached_property
+    def _pool(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(torch.get_num_threads(), thread_name_prefix="gguf")
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -103,14 +113,19 @@ class GGUFSource(TensorSource):
         return blocks[_file_order(tensor)[rows]] if tensor.interleaved_heads else blocks[rows]
 
     def _blocks(self, tensor: GGUFTensor) -> torch.Tensor:
-        if tensor.place.path not in self._bytes:
+        path = tensor.place.path
+        if self._closed:
             raise ValueError(f"{self.path} is closed")
-        span = self._bytes[tensor.place.path][tensor.place.offset : tensor.place.offset + tensor.num_bytes]
+        if path not in self._bytes:
+            self._bytes[path] = _mapped(path)
+        span = self._bytes[path][tensor.place.offset : tensor.place.offset + tensor.num_bytes]
         return span.view(-1, tensor.quant_type.block_bytes)
 
     def close(self) -> None:
-        self._bytes = {}
-        self._pool.shutdown()
+        self._closed = True
+        self._bytes.clear()
+        if "_pool" in self.__dict__:
+            self._pool.shutdown()
 
 
 def _file_order(tensor: GGUFTensor) -> torch.Tensor:

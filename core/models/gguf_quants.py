@@ -1,11 +1,13 @@
 """The block formats of GGUF tensors and how each becomes float32. `gguf.py` calls `dequantize`; exact to the bit with
 the `gguf` package, in torch so that every core takes part."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-import torch
+from ..lazy_torch import torch
 
 _SUPER_BLOCK = 256
 _PIECE = 24576  # elements decoded at once, below the 32768 from which torch starts its threads
@@ -13,7 +15,7 @@ _PIECES_A_TASK = 8
 
 
 def dequantize(
-    blocks: torch.Tensor, quant_type: "QuantType", dtype: torch.dtype, pool: ThreadPoolExecutor
+    blocks: torch.Tensor, quant_type: QuantType, dtype: torch.dtype, pool: ThreadPoolExecutor
 ) -> torch.Tensor:
     """blocks: [num_blocks, quant_type.block_bytes] uint8. Returns [num_blocks, quant_type.block_size] of `dtype`.
 
@@ -105,8 +107,8 @@ def _q6_k(blocks: torch.Tensor) -> torch.Tensor:
     return quants.mul_(scales).flatten(1)
 
 
-def _plain(dtype: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
-    return lambda blocks: blocks.view(dtype)
+def _plain(dtype: str) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda blocks: blocks.view(getattr(torch, dtype))
 
 
 @dataclass(slots=True, frozen=True)
@@ -120,8 +122,8 @@ class QuantType:
 
 
 QUANT_TYPES: dict[int, QuantType] = {
-    0: QuantType("F32", 1, 4, _plain(torch.float32)),
-    1: QuantType("F16", 1, 2, _plain(torch.float16)),
+    0: QuantType("F32", 1, 4, _plain("float32")),
+    1: QuantType("F16", 1, 2, _plain("float16")),
     2: QuantType("Q4_0", 32, 18, _q4_0),
     3: QuantType("Q4_1", 32, 20, _q4_1),
     6: QuantType("Q5_0", 32, 22, _q5_0),
@@ -130,6 +132,6 @@ QUANT_TYPES: dict[int, QuantType] = {
     12: QuantType("Q4_K", _SUPER_BLOCK, 144, _q4_k),
     13: QuantType("Q5_K", _SUPER_BLOCK, 176, _q5_k),
     14: QuantType("Q6_K", _SUPER_BLOCK, 210, _q6_k),
-    30: QuantType("BF16", 1, 2, _plain(torch.bfloat16)),
+    30: QuantType("BF16", 1, 2, _plain("bfloat16")),
 }
 """By the number that stands in the file."""

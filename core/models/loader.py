@@ -1,14 +1,16 @@
 """Opens checkpoints: safetensors files, single or sharded, and GGUF. The worker calls `open_checkpoint`."""
 
+from __future__ import annotations
+
 import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-import torch
 from safetensors import SafetensorError, safe_open
 
+from ..lazy_torch import torch
 from .gguf import GGUFSource
 from .tensor_source import ALL_ROWS, TensorSource
 
@@ -34,7 +36,8 @@ class SafetensorsSource(TensorSource):
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self._files: dict[str, safe_open] = {}
+        self._paths: dict[str, str] = {}  # by file
+        self._files: dict[str, safe_open] = {}  # those that something was read from
         self._file_of: dict[str, str] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._unreadable: dict[str, str] = {}
@@ -50,18 +53,18 @@ class SafetensorsSource(TensorSource):
 
     def _open(self, folder: Path, file: str, weight_map: Mapping[str, str]) -> None:
         try:
-            opened = safe_open(str(folder / file), framework="pt")
+            header = safe_open(str(folder / file), framework="np")  # torch is loaded where something is read
         except SafetensorError as error:
             path = folder / file
             raise ValueError(f"{path} is not a whole safetensors file (truncated or damaged): {error}") from None
-        self._files[file] = opened
-        for name in opened.keys():  # noqa: SIM118 - not a mapping
+        self._paths[file] = str(folder / file)
+        for name in header.keys():  # noqa: SIM118 - not a mapping
             if weight_map.get(name, file) != file:
                 continue
             if name in self._file_of:
                 raise ValueError(f"tensor {name} is in both {self._file_of[name]} and {file} of {self.path}")
             self._file_of[name] = file
-            piece, known = opened.get_slice(name), self._full_name(name)
+            piece, known = header.get_slice(name), self._full_name(name)
             if known in self._shapes:
                 raise ValueError(f"{self.path} holds {known} twice, with and without 'model.' before it")
             if (dtype := piece.get_dtype()) in _FLOATING:
@@ -79,7 +82,10 @@ class SafetensorsSource(TensorSource):
 
     def read(self, name: str, dtype: torch.dtype, rows: slice = ALL_ROWS) -> torch.Tensor:
         stored = self._stored_names.get(name, name)
-        tensor: torch.Tensor = self._files[self._file_of[stored]].get_tensor(stored)
+        file = self._file_of[stored]
+        if file not in self._files:
+            self._files[file] = safe_open(self._paths[file], framework="pt")
+        tensor: torch.Tensor = self._files[file].get_tensor(stored)
         return tensor[rows].to(dtype)
 
     def _full_name(self, stored: str) -> str:
@@ -89,6 +95,10 @@ class SafetensorsSource(TensorSource):
         name = f"model.{stored}"
         self._stored_names[name] = stored
         return name
+
+    @property
+    def files(self) -> list[str]:
+        return sorted(self._paths.values())
 
     def close(self) -> None:
         self._files.clear()

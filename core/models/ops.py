@@ -3,9 +3,9 @@
 Tensors are of the engine's dtype; sums of squares are taken in float32.
 """
 
-import torch
-import torch.nn.functional as F
+from __future__ import annotations
 
+from ..lazy_torch import torch
 from .spec import Activation
 
 
@@ -20,7 +20,9 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 def gated(gate_up: torch.Tensor, activation: Activation = "silu") -> torch.Tensor:
     """gate_up: [num_tokens, 2 * size], gate first. Returns activation(gate) * up, [num_tokens, size]."""
     gate, up = gate_up.chunk(2, dim=-1)
-    return (F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")).mul_(up)
+    return (
+        torch.nn.functional.silu(gate) if activation == "silu" else torch.nn.functional.gelu(gate, approximate="tanh")
+    ).mul_(up)
 
 
 def rotate(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

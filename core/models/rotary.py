@@ -1,10 +1,11 @@
 """Rotary position embedding: frequencies from a model's config, tables of cosines and sines for a step's positions."""
 
+from __future__ import annotations
+
 import math
 
-import torch
-
 from ...shared.rope_config import RopeConfig
+from ..lazy_torch import torch
 from .spec import RotarySpec
 
 

@@ -1,11 +1,13 @@
 """What a checkpoint looks like to the decoder: named tensors with Hugging Face names, read one at a time."""
 
+from __future__ import annotations
+
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Self
 
-import torch
+from ..lazy_torch import torch
 
 ALL_ROWS = slice(None)
 
@@ -32,6 +34,11 @@ class TensorSource(ABC):
     @abstractmethod
     def read(self, name: str, dtype: torch.dtype, rows: slice = ALL_ROWS) -> torch.Tensor:
         """The tensor, or some of its rows, converted; it may share memory with the file and must not be written to."""
+
+    @property
+    def files(self) -> Sequence[str]:
+        """The paths of all files that tensors are read from; none where there are no files."""
+        return ()
 
     @property
     def block_kinds(self) -> Mapping[str, str]:

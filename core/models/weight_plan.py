@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-import torch
-
+from ..dtypes import DType
 from ..kernels.linear import Rows
+from ..kernels.memory import Keep
 from .spec import ModelSpec
 from .tensor_names import Projection, embedding_projection, head_projection, layer_projections, vectors
 from .tensor_source import TensorSource
@@ -18,9 +18,10 @@ Kinds = tuple[str | None, ...]
 
 
 class BuildMatrix(Protocol[Matrix]):
-    """Packs, quantises or copies a matrix of `rows` ([n, k]) with its bias ([n]), a slab of rows at a time."""
+    """Packs, quantises or copies a matrix of `rows` ([n, k]) with its bias ([n]), a slab of rows at a time, into
+    buffers that `keep` gives, where the runtime has its weights in such."""
 
-    def __call__(self, rows: Rows, bias: torch.Tensor | None, /) -> Matrix: ...
+    def __call__(self, rows: Rows, bias: Rows | None, /, *, keep: Keep) -> Matrix: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ class WeightPlan(Generic[Matrix]):
     product; else rows are looked up in the blocks of this matrix, which may be the head itself."""
 
     spec: ModelSpec
-    dtype: torch.dtype
+    dtype: DType
     layers: tuple[LayerPlan[Matrix], ...]
     head: MatrixPlan[Matrix] | None
     embedding: MatrixPlan[Matrix] | None
@@ -68,7 +69,7 @@ class WeightPlan(Generic[Matrix]):
     def kept_as(self) -> str:
         """For messages: what most of it is."""
         in_blocks = any(matrix.from_blocks for matrix in self._matrices())
-        return "the file's own blocks" if in_blocks else str(self.dtype).removeprefix("torch.")
+        return "the file's own blocks" if in_blocks else str(self.dtype)
 
     @property
     def peak_bytes(self) -> int:
@@ -86,7 +87,7 @@ class WeightPlan(Generic[Matrix]):
 
 def plan_weights(
     spec: ModelSpec,
-    dtype: torch.dtype,
+    dtype: DType,
     quantization: str | None,
     source: TensorSource,
     plan_matrix: Callable[[Projection, Kinds], MatrixPlan[Matrix]],

@@ -1,16 +1,17 @@
 """A decoder's weights, as data, and how they are read by a `WeightPlan`. Nothing is read as a whole: slabs of rows pass
 through, so that a load needs little more than it leaves."""
 
-from collections.abc import Sequence
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
-import torch
-import torch.nn.functional as F
-
-from ..kernels.linear import BlockWeight
+from ..dtypes import DType
+from ..kernels.linear import BLOCK_FORMATS, BlockWeight, Rows, slabs
+from ..kernels.memory import Buffer, Keep, as_buffer, as_tensor, keep_new
+from ..lazy_torch import torch
 from .gguf import GGUFSource
-from .linear import whole
 from .spec import LayerSpec, ModelSpec
 from .tensor_names import EMBEDDING, FINAL_NORM, expected_tensors, layer_prefix, optional_tensors
 from .tensor_source import TensorSource, check_tensors
@@ -18,8 +19,12 @@ from .weight_plan import LayerPlan, MatrixPlan, WeightPlan
 
 M = TypeVar("M")
 
-PromptEmbeds = Sequence[tuple[int, torch.Tensor]]
+PromptEmbeds = Sequence[tuple[int, "torch.Tensor"]]
 """(first token, [count, hidden_size] of any float type): what to take in place of those tokens' embeddings."""
+
+
+Vector = Any
+"""A runtime's own: a `Buffer`, or a tensor on its device."""
 
 
 @dataclass(slots=True)
@@ -31,12 +36,12 @@ class LayerWeights(Generic[M]):
     o: M
     gate_up: M
     down: M
-    attention_norm: torch.Tensor
-    mlp_norm: torch.Tensor
-    attention_output_norm: torch.Tensor | None
-    mlp_output_norm: torch.Tensor | None
-    q_norm: torch.Tensor | None
-    k_norm: torch.Tensor | None
+    attention_norm: Vector
+    mlp_norm: Vector
+    attention_output_norm: Vector | None
+    mlp_output_norm: Vector | None
+    q_norm: Vector | None
+    k_norm: Vector | None
 
 
 @dataclass
@@ -45,10 +50,10 @@ class DecoderWeights(Generic[M]):
     matrices are as the runtime keeps them."""
 
     spec: ModelSpec
-    dtype: torch.dtype
-    embedding: torch.Tensor | BlockWeight
+    dtype: DType
+    embedding: Buffer | torch.Tensor | BlockWeight
     layers: list[LayerWeights[M]]
-    norm: torch.Tensor
+    norm: Vector
     head: M | None
 
     def embed(self, token_ids: torch.Tensor, prompt_embeds: PromptEmbeds = ()) -> torch.Tensor:
@@ -56,22 +61,26 @@ class DecoderWeights(Generic[M]):
         if isinstance(self.embedding, BlockWeight):
             hidden = self.embedding.lookup(token_ids, self.dtype, embed_factor(self.spec, self.dtype))
         else:
-            hidden = F.embedding(token_ids, self.embedding)
+            hidden = torch.nn.functional.embedding(token_ids, as_tensor(self.embedding))
         for first, embeds in prompt_embeds:
             hidden[first : first + embeds.shape[0]] = embeds
         return hidden
 
 
-def embed_factor(spec: ModelSpec, dtype: torch.dtype) -> float:
+def embed_factor(spec: ModelSpec, dtype: DType) -> float:
     """What embeddings are multiplied with, as `dtype` rounds it."""
-    return float(torch.tensor(spec.embed_scale, dtype=dtype))
+    return spec.embed_scale if spec.embed_scale == 1.0 else float(torch.tensor(spec.embed_scale, dtype=dtype.torch))
 
 
-def load_weights(plan: WeightPlan[M], source: TensorSource, device: torch.device | None = None) -> DecoderWeights[M]:
-    """Raises ValueError naming the tensors that `source` lacks, has in excess, or has in another shape."""
+def load_weights(
+    plan: WeightPlan[M], source: TensorSource, keep: Keep | None, device: torch.device | None = None
+) -> DecoderWeights[M]:
+    """keep: gives every buffer, always in the same order; None for tensors on `device`.
+
+    Raises ValueError naming the tensors that `source` lacks, has in excess, or has in another shape."""
     spec = plan.spec
     check_tensors(source, expected_tensors(spec), optional_tensors(spec))
-    reader = _Reader(source, plan, device)
+    reader = _Reader(source, plan, keep, device)
     head = None if plan.head is None else reader.matrix(plan.head)
     return DecoderWeights(
         spec=spec,
@@ -84,15 +93,17 @@ def load_weights(plan: WeightPlan[M], source: TensorSource, device: torch.device
 
 
 class _Reader(Generic[M]):
-    def __init__(self, source: TensorSource, plan: WeightPlan[M], device: torch.device | None) -> None:
-        self._source, self._plan, self._device = source, plan, device
+    def __init__(
+        self, source: TensorSource, plan: WeightPlan[M], keep: Keep | None, device: torch.device | None
+    ) -> None:
+        self._source, self._plan, self._keep, self._device = source, plan, keep, device
         self._spec, self._dtype = plan.spec, plan.dtype
 
     def layer(self, index: int, plan: LayerPlan[M]) -> LayerWeights[M]:
         spec, prefix = self._spec.layers[index], layer_prefix(index)
         norms, qk_norm = spec.norms, spec.attention.qk_norm
 
-        def norm(name: str | None) -> torch.Tensor | None:
+        def norm(name: str | None) -> Vector | None:
             return None if name is None else self.vector(f"{prefix}.{name}.weight")
 
         return LayerWeights(
@@ -111,39 +122,58 @@ class _Reader(Generic[M]):
 
     def matrix(self, plan: MatrixPlan[M]) -> M:
         projection = plan.projection
-        bias = None
-        if projection.bias:
-            bias = torch.cat([self._source.read(f"{name}.bias", self._dtype) for name in projection.names])
         names = [f"{name}.weight" for name in projection.names]
-        return plan.build(_MergedRows(self._source, names, None if plan.from_blocks else self._dtype), bias)
+        rows = _MergedRows(self._source, names, None if plan.from_blocks else self._dtype)
+        biases = [f"{name}.bias" for name in projection.names]
+        bias = _MergedRows(self._source, biases, self._dtype) if projection.bias else None
+        return plan.build(rows, bias, keep=self._keep or keep_new)
 
-    def vector(self, name: str) -> torch.Tensor:
+    def vector(self, name: str) -> Vector:
         """A norm's weight; with its offset in float32, as bfloat16 would keep little of the weight beside that."""
-        if offset := self._spec.norm_offset:
-            return (self._source.read(name, torch.float32) + offset).to(self._device)
-        return self._source.read(name, self._dtype).clone().to(self._device)
+        offset, dtype = self._spec.norm_offset, self._dtype
+        if offset:
+            return self._kept(_MergedRows(self._source, [name], DType.FLOAT32), lambda values: values + offset)
+        return self._kept(_MergedRows(self._source, [name], dtype), lambda values: values.clone())
 
-    def embedding(self, head: M | None) -> torch.Tensor | BlockWeight:
+    def _kept(self, rows: _MergedRows, changed: Callable[[torch.Tensor], torch.Tensor]) -> Vector:
+        """The rows, each slab of them `changed`."""
+        assert rows.dtype is not None
+        if self._keep is not None:
+            return self._keep(tuple(rows.shape), rows.dtype.numpy, lambda out: _fill(as_buffer(out), rows, changed))
+        tensor = torch.empty(*rows.shape, dtype=rows.dtype.torch)
+        _fill(as_buffer(tensor), rows, changed)
+        return tensor.to(self._device)
+
+    def embedding(self, head: M | None) -> Buffer | torch.Tensor | BlockWeight:
         if (plan := self._plan.embedding) is not None:
             blocks = head if plan is self._plan.head else self.matrix(plan)
             assert isinstance(blocks, BlockWeight)
             return blocks
-        embedding = whole(_MergedRows(self._source, [EMBEDDING], self._dtype))
-        if self._spec.embed_scale != 1.0:
-            embedding *= embed_factor(self._spec, self._dtype)
-        return embedding.to(self._device)
+        factor = embed_factor(self._spec, self._dtype)
+        rows = _MergedRows(self._source, [EMBEDDING], self._dtype)
+        embedding: Buffer | torch.Tensor
+        embedding = self._kept(rows, lambda values: values if factor == 1.0 else values * factor)
+        return embedding
+
+
+def _fill(out: Buffer, rows: Rows, changed: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    for first, slab in slabs(rows):
+        out[first : first + slab.shape[0]] = as_buffer(changed(slab))
 
 
 class _MergedRows:
-    """Matrices of a checkpoint on top of one another, read a slice of rows at a time. Without a dtype: their blocks, as
-    they lie in the file.
+    """Matrices, or vectors, of a checkpoint on top of one another, read a slice of rows at a time. Without a dtype:
+    their blocks, as they lie in the file.
     """
 
-    def __init__(self, source: TensorSource, names: Sequence[str], dtype: torch.dtype | None) -> None:
-        self._source, self._names, self._dtype = source, names, dtype
+    def __init__(self, source: TensorSource, names: Sequence[str], dtype: DType | None) -> None:
+        self._source, self._names, self.dtype = source, names, dtype
         self._counts = [source.shapes[name][0] for name in names]
-        width = source.shapes[names[0]][1] if dtype is not None else self._read(names[0], 0, 1).shape[1]
-        self.shape = sum(self._counts), width
+        width = source.shapes[names[0]][1:]
+        if dtype is None:
+            block = BLOCK_FORMATS[source.block_kinds[names[0]]]
+            width = (width[0] // block.size * block.file_bytes,)
+        self.shape = (sum(self._counts), *width)
 
     def __getitem__(self, rows: slice) -> torch.Tensor:
         first, end, _ = rows.indices(self.shape[0])
@@ -156,7 +186,7 @@ class _MergedRows:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _read(self, name: str, first: int, end: int) -> torch.Tensor:
-        if self._dtype is not None:
-            return self._source.read(name, self._dtype, slice(first, end))
+        if self.dtype is not None:
+            return self._source.read(name, self.dtype.torch, slice(first, end))
         assert isinstance(self._source, GGUFSource)
         return self._source.read_blocks(name, slice(first, end))

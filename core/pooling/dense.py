@@ -3,10 +3,9 @@
 from contextlib import nullcontext
 
 import numpy as np
-import torch
-import torch.nn.functional as F
 
 from ...protocol.pooling import DenseActivation, DenseLayer, PoolerSpec
+from ..lazy_torch import torch
 from ..models.loader import open_checkpoint
 from ..models.tensor_names import EMBEDDING
 from ..models.tensor_source import TensorSource
@@ -26,8 +25,9 @@ class Dense:
             result += self._bias
         if self._activation == "identity":
             return result
-        functions = {"tanh": torch.tanh, "relu": torch.relu, "gelu": F.gelu, "sigmoid": torch.sigmoid}
-        return functions[self._activation](torch.from_numpy(result)).numpy()
+        function = torch.nn.functional.gelu if self._activation == "gelu" else getattr(torch, self._activation)
+        activated: np.ndarray = function(torch.from_numpy(result)).numpy()
+        return activated
 
 
 def load_dense(spec: PoolerSpec, model: TensorSource) -> list[Dense]:

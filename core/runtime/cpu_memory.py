@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 
 import psutil
-import torch
 
 from ...shared.cgroups import own_groups, read
+from ..dtypes import DType
 from ..models.spec import ModelSpec
 
 _CACHE_SHARE = 0.5
@@ -35,16 +35,16 @@ def _idle_file_bytes(statistics: str) -> int:
     return int(figures.get("total_inactive_file") or figures.get("inactive_file") or 0)
 
 
-def kv_budget(spec: ModelSpec, dtype: torch.dtype, utilization: float, max_num_tokens: int, max_num_reqs: int) -> int:
+def kv_budget(spec: ModelSpec, dtype: DType, utilization: float, max_num_tokens: int, max_num_reqs: int) -> int:
     """Bytes that the KV cache may take: half of what is free now, less what a step needs."""
     needed = activation_bytes(spec, dtype, max_num_tokens, max_num_reqs)
     return max(0, int(available_memory() * _CACHE_SHARE * utilization) - needed)
 
 
-def activation_bytes(spec: ModelSpec, dtype: torch.dtype, max_num_tokens: int, max_num_reqs: int) -> int:
+def activation_bytes(spec: ModelSpec, dtype: DType, max_num_tokens: int, max_num_reqs: int) -> int:
     """An upper estimate of what one step needs besides weights and cache."""
     inner = max(layer.mlp.inner_size for layer in spec.layers)
     qkv = max(layer.attention.qkv_size for layer in spec.layers)
     channels = 6 * spec.hidden_size + 3 * inner + 3 * qkv
-    logits = 4 * spec.vocab_size * torch.float32.itemsize
+    logits = 4 * spec.vocab_size * DType.FLOAT32.itemsize
     return max_num_tokens * channels * dtype.itemsize + max_num_reqs * logits

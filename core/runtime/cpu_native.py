@@ -1,14 +1,16 @@
 """The runtime on the native kernels: a whole step is one recorded list of operations, run in one parallel region."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
-import torch
 
 from ..attention.interface import AttentionMetadata, StepMetadata
 from ..attention.native import NativeAttentionBackend
+from ..dtypes import AnyDType, DType
 from ..kernels import library
 from ..kernels.linear import (
     GELU_MUL,
@@ -23,11 +25,14 @@ from ..kernels.linear import (
     block_loading_bytes,
     loading_bytes,
 )
+from ..kernels.memory import Array, Buffer, as_buffer, as_tensor, keep_new
+from ..lazy_torch import inference_mode, torch
 from ..lora.adapter import Adapter, AdapterRows
 from ..models.spec import ModelSpec
 from ..models.tensor_names import Projection
-from ..models.weight_plan import Kinds, MatrixPlan
-from ..models.weights import PromptEmbeds
+from ..models.tensor_source import TensorSource
+from ..models.weight_plan import Kinds, MatrixPlan, WeightPlan
+from ..models.weights import DecoderWeights, PromptEmbeds, load_weights
 from .interface import Runtime
 from .native_adapters import packed
 from .native_program import DecoderProgram, HeadProgram
@@ -44,23 +49,22 @@ class NativeRuntime(Runtime[PackedWeight]):
 
     attention: Sequence[NativeAttentionBackend]
 
-    def __init__(self, spec: ModelSpec, dtype: torch.dtype, block_size: int, quantization: str | None = None) -> None:
+    def __init__(self, spec: ModelSpec, dtype: AnyDType, block_size: int, quantization: str | None = None) -> None:
         attention = [NativeAttentionBackend(layer.attention, block_size, dtype) for layer in spec.layers]
         super().__init__(spec, dtype, quantization, attention)
         self._programs: dict[bool, DecoderProgram] = {}  # by whether they apply adapters
         self._program: DecoderProgram | None = None  # the one that has entered a step
         self._head: HeadProgram | None = None
         self._metadata: StepMetadata | None = None  # of the step that the program has entered
-        self._query_metadata: AttentionMetadata | None = None
-        self._picks: torch.Tensor | None = None  # which of the program's states were asked for, where it has more
-        self._result = torch.empty(0)
+        self._query_metadata: AttentionMetadata[Array] | None = None
+        self._picks: np.ndarray | None = None  # which of the program's states were asked for, where it has more
+        self._result: Buffer = as_buffer(np.empty(0))
 
     @staticmethod
-    def obstacle(spec: ModelSpec, dtype: torch.dtype, block_size: int) -> str | None:
+    def obstacle(spec: ModelSpec, dtype: AnyDType, block_size: int) -> str | None:
         """What keeps the native kernels from running this model, and what to change; None where they can."""
-        if dtype != torch.bfloat16:
-            name = str(dtype).removeprefix("torch.")
-            return f"dtype is {name}, which the native kernels do not multiply with; use dtype='bfloat16'"
+        if DType.of(dtype) is not DType.BFLOAT16:
+            return f"dtype is {DType.of(dtype)}, which the native kernels do not multiply with; use dtype='bfloat16'"
         if not library.is_available():
             return (
                 "the native kernels are not built or switched off; build them and leave CORESPAN_CPU_ISA other than "
@@ -98,6 +102,10 @@ class NativeRuntime(Runtime[PackedWeight]):
         num_bytes = padded_rows * columns * self.dtype.itemsize
         return MatrixPlan(projection, partial(PackedWeight, epilogue=epilogue), num_bytes, slab)
 
+    def _load(self, plan: WeightPlan[PackedWeight], source: TensorSource) -> DecoderWeights[PackedWeight]:
+        with torch.inference_mode():
+            return load_weights(plan, source, keep_new)
+
     def unload(self) -> None:
         super().unload()
         self._forget_programs()
@@ -111,18 +119,18 @@ class NativeRuntime(Runtime[PackedWeight]):
         self._programs.clear()
         self._program = None
 
-    @torch.inference_mode()
+    @inference_mode
     def keep_adapter(self, adapter: Adapter) -> Adapter:
         return replace(adapter, parts={place: packed(part) for place, part in adapter.parts.items()})
 
     def forward(
         self,
-        token_ids: torch.Tensor,
+        token_ids: np.ndarray | torch.Tensor,
         metadata: StepMetadata,
-        output_rows: torch.Tensor | None = None,
+        output_rows: np.ndarray | torch.Tensor | None = None,
         prompt_embeds: PromptEmbeds = (),
         adapters: Sequence[AdapterRows] = (),
-    ) -> torch.Tensor:
+    ) -> Buffer:
         program = self._program
         if metadata is not self._metadata or program is None or metadata[0].max_seq_len > program.num_positions:
             program = self._enter_step(token_ids, metadata, output_rows, adapters)
@@ -132,23 +140,23 @@ class NativeRuntime(Runtime[PackedWeight]):
             program.run()
         return self._result if self._picks is None else self._result[self._picks]
 
-    @torch.inference_mode()
     def _enter_step(
         self,
-        token_ids: torch.Tensor,
+        token_ids: np.ndarray | torch.Tensor,
         metadata: StepMetadata,
-        output_rows: torch.Tensor | None,
+        output_rows: np.ndarray | torch.Tensor | None,
         adapters: Sequence[AdapterRows],
     ) -> DecoderProgram:
         of_last_layer = metadata[self.kv_layout.group_of[-1]]
         program = self._program_for(of_last_layer.num_tokens, of_last_layer.max_seq_len, bool(adapters))
-        queries, query_metadata = torch.arange(of_last_layer.num_tokens), of_last_layer
+        queries, query_metadata = np.arange(of_last_layer.num_tokens), of_last_layer
         self._picks = None
         if output_rows is not None:
+            output_rows = np.asarray(output_rows)
             queries, query_metadata = _queries(output_rows, of_last_layer)
-            if not torch.equal(queries, output_rows):
-                self._picks = torch.searchsorted(queries, output_rows)
-        program.enter_step(token_ids, metadata, queries, query_metadata, adapters)
+            if not np.array_equal(queries, output_rows):
+                self._picks = np.searchsorted(queries, output_rows)
+        program.enter_step(as_buffer(token_ids), metadata, queries, query_metadata, adapters)
         self._program = program
         self._metadata, self._query_metadata = metadata, query_metadata
         self._result = program.output[: queries.shape[0]]
@@ -173,27 +181,30 @@ class NativeRuntime(Runtime[PackedWeight]):
             )
         return program
 
-    @torch.inference_mode()
-    def _run_with(self, program: DecoderProgram, token_ids: torch.Tensor, prompt_embeds: PromptEmbeds) -> None:
-        program.run(self._loaded().embed(token_ids, prompt_embeds))
+    @inference_mode
+    def _run_with(
+        self, program: DecoderProgram, token_ids: np.ndarray | torch.Tensor, prompt_embeds: PromptEmbeds
+    ) -> None:
+        program.run(as_buffer(self._loaded().embed(as_tensor(token_ids), prompt_embeds)))
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def logits(self, hidden: Array) -> Buffer:
         if self._head is None or hidden.shape[0] > self._head.capacity:
             self._head = HeadProgram(self._loaded(), hidden.shape[0])
-        return self._head.run(hidden)
+        return self._head.run(as_buffer(hidden))
 
 
-def _queries(output_rows: torch.Tensor, metadata: AttentionMetadata) -> tuple[torch.Tensor, AttentionMetadata]:
+def _queries(
+    output_rows: np.ndarray, metadata: AttentionMetadata[Array]
+) -> tuple[np.ndarray, AttentionMetadata[Array]]:
     """The tokens whose queries the last layer needs, in ascending order, and the metadata of a step of just those.
 
     Attention takes a request's queries for its last tokens: those from the first that is asked for on.
     """
-    ends = metadata.query_start_loc[1:].numpy()
-    rows = output_rows.numpy()
+    ends, positions = np.asarray(metadata.query_start_loc[1:]), np.asarray(metadata.positions)
     first = ends.astype(np.int64)
-    np.minimum.at(first, np.searchsorted(ends, rows, side="right"), rows)
+    np.minimum.at(first, np.searchsorted(ends, output_rows, side="right"), output_rows)
     starts = np.zeros(metadata.num_reqs + 1, dtype=np.int32)
     np.cumsum(ends - first, out=starts[1:])
-    queries = torch.from_numpy(np.arange(starts[-1]) + np.repeat(first - starts[:-1], ends - first))
-    step = replace(metadata, query_start_loc=torch.from_numpy(starts), positions=metadata.positions[queries])
+    queries = np.arange(starts[-1]) + np.repeat(first - starts[:-1], ends - first)
+    step = replace(metadata, query_start_loc=as_buffer(starts), positions=as_buffer(positions[queries]))
     return queries, step

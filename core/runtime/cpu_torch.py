@@ -1,32 +1,37 @@
 """The runtime in plain torch: computes everything that a `ModelSpec` can say, layer by layer. The reference for the
 others, and what serves where none of them takes the model."""
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from functools import partial
 
+import numpy as np
 import torch
 
-from ..attention.interface import CPU, AttentionBackend, AttentionMetadata, StepMetadata
+from ..attention.interface import AttentionBackend, AttentionMetadata, StepMetadata
 from ..attention.native import NativeAttentionBackend
 from ..attention.torch_backend import TorchAttentionBackend
+from ..dtypes import AnyDType
 from ..kernels import library
-from ..kernels.linear import loading_bytes
+from ..kernels.linear import Rows, loading_bytes
+from ..kernels.memory import Array, Keep, as_tensor
 from ..lora.adapter import ATTENTION_OUT, DOWN, GATE_UP, PARTS_A_LAYER, QKV, AdapterRows, delta
 from ..models import ops
 from ..models.linear import DenseLinear, Int8Linear, Linear, PackedLinear
 from ..models.rotary import inverse_frequencies, rotary_tables
 from ..models.spec import AttentionSpec, ModelSpec, RotarySpec
 from ..models.tensor_names import Projection, layer_projections
-from ..models.weight_plan import Kinds, MatrixPlan
-from ..models.weights import LayerWeights, PromptEmbeds
+from ..models.tensor_source import TensorSource
+from ..models.weight_plan import Kinds, MatrixPlan, WeightPlan
+from ..models.weights import DecoderWeights, LayerWeights, PromptEmbeds, load_weights
 from .interface import Runtime
+
+CPU = torch.device("cpu")
 
 Rotary = tuple[torch.Tensor, torch.Tensor] | None
 
 
 def get_attention_backend(
-    spec: AttentionSpec, block_size: int, dtype: torch.dtype, device: torch.device = CPU
+    spec: AttentionSpec, block_size: int, dtype: AnyDType, device: torch.device = CPU
 ) -> AttentionBackend:
     """The fastest that can attend so on this device."""
     native = device.type == "cpu" and library.is_available()
@@ -35,19 +40,24 @@ def get_attention_backend(
     return TorchAttentionBackend(spec, block_size, dtype, device)
 
 
+def _built(make: Callable[[Rows, torch.Tensor | None], Linear], weight: Rows, bias: Rows | None, keep: Keep) -> Linear:
+    return make(weight, None if bias is None else bias[0 : bias.shape[0]])
+
+
 class TorchRuntime(Runtime[Linear]):
     """See `Runtime`. Tensors are on `device`; attention runs on native kernels where they take its shape."""
 
     def __init__(
         self,
         spec: ModelSpec,
-        dtype: torch.dtype,
+        dtype: AnyDType,
         block_size: int,
         quantization: str | None = None,
         device: torch.device = CPU,
     ) -> None:
         attention = [get_attention_backend(layer.attention, block_size, dtype, device) for layer in spec.layers]
-        super().__init__(spec, dtype, quantization, attention, device)
+        super().__init__(spec, dtype, quantization, attention)
+        self.device = device
         rotaries = {layer.attention.rotary for layer in spec.layers}
         firsts = (QKV, ATTENTION_OUT, GATE_UP, DOWN)
         self._sizes = [
@@ -60,26 +70,32 @@ class TorchRuntime(Runtime[Linear]):
         rows, columns = projection.shape
         slab = loading_bytes(rows, columns)
         if self.quantization == "int8":
-            return MatrixPlan(projection, Int8Linear, rows * (columns + 4), slab)
+            return MatrixPlan(projection, partial(_built, Int8Linear), rows * (columns + 4), slab)
         num_bytes = rows * columns * self.dtype.itemsize
-        if self.device.type == "cpu" and PackedLinear.supports(self.dtype):
-            return MatrixPlan(projection, PackedLinear, num_bytes, num_bytes + slab)
-        return MatrixPlan(projection, partial(DenseLinear, device=self.device), num_bytes, slab)
+        if self.device.type == "cpu" and PackedLinear.supports(self.dtype.torch):
+            return MatrixPlan(projection, partial(_built, PackedLinear), num_bytes, num_bytes + slab)
+        build = partial(_built, partial(DenseLinear, device=self.device))
+        return MatrixPlan(projection, build, num_bytes, slab)
+
+    @torch.inference_mode()
+    def _load(self, plan: WeightPlan[Linear], source: TensorSource) -> DecoderWeights[Linear]:
+        return load_weights(plan, source, None, self.device)
 
     @torch.inference_mode()
     def forward(
         self,
-        token_ids: torch.Tensor,
+        token_ids: np.ndarray | torch.Tensor,
         metadata: StepMetadata,
-        output_rows: torch.Tensor | None = None,
+        output_rows: np.ndarray | torch.Tensor | None = None,
         prompt_embeds: PromptEmbeds = (),
         adapters: Sequence[AdapterRows] = (),
     ) -> torch.Tensor:
         weights = self._loaded()
         groups = [self._on_device(each) for each in metadata]
-        hidden = weights.embed(token_ids.to(self.device), prompt_embeds)
+        hidden = weights.embed(as_tensor(token_ids).to(self.device), prompt_embeds)
+        output_rows = None if output_rows is None else as_tensor(output_rows)
         tables: dict[RotarySpec | None, Rotary] = {
-            rotary: rotary_tables(frequencies, groups[0].positions, self.dtype)
+            rotary: rotary_tables(frequencies, groups[0].positions, self.dtype.torch)
             for rotary, frequencies in self._frequencies.items()
         }
         last = len(weights.layers) - 1
@@ -103,10 +119,10 @@ class TorchRuntime(Runtime[Linear]):
         return hidden if update is None else hidden.add_(update)
 
     @torch.inference_mode()
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def logits(self, hidden: Array) -> torch.Tensor:
         weights = self._loaded()
         assert weights.head is not None
-        logits = weights.head(ops.rms_norm(hidden, weights.norm, self.spec.rms_norm_eps)).float()
+        logits = weights.head(ops.rms_norm(as_tensor(hidden), weights.norm, self.spec.rms_norm_eps)).float()
         cap = self.spec.logit_softcap
         return logits if cap is None else ops.softcap(logits, cap)
 
@@ -146,8 +162,20 @@ class TorchRuntime(Runtime[Linear]):
     def _normed(self, x: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
         return x if weight is None else ops.rms_norm(x, weight, self.spec.rms_norm_eps)
 
-    def _on_device(self, metadata: AttentionMetadata) -> AttentionMetadata:
-        if self.device.type == "cpu":
-            return metadata
-        tensors = ("query_start_loc", "seq_lens", "block_table", "table_rows", "slot_mapping", "positions")
-        return replace(metadata, **{name: getattr(metadata, name).to(self.device) for name in tensors})
+    def _on_device(self, metadata: AttentionMetadata[Array]) -> AttentionMetadata[torch.Tensor]:
+        def moved(array: Array) -> torch.Tensor:
+            return as_tensor(array).to(self.device)
+
+        return AttentionMetadata(
+            query_start_loc=moved(metadata.query_start_loc),
+            seq_lens=moved(metadata.seq_lens),
+            block_table=moved(metadata.block_table),
+            table_rows=moved(metadata.table_rows),
+            slot_mapping=moved(metadata.slot_mapping),
+            positions=moved(metadata.positions),
+            max_query_len=metadata.max_query_len,
+            max_seq_len=metadata.max_seq_len,
+            num_reqs=metadata.num_reqs,
+            num_tokens=metadata.num_tokens,
+            num_decodes=metadata.num_decodes,
+        )

@@ -1,21 +1,26 @@
 """What the worker and the model runner know of a device: `Runtime`. It plans and loads a model's weights, holds the KV
 cache, and runs a step's tokens through the model that a `ModelSpec` describes."""
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Generic, TypeVar
 
-import torch
+import numpy as np
 
-from ..attention.interface import CPU, AttentionBackend, KVCache, StepMetadata
+from ..attention.interface import AttentionBackend, KVCache, StepMetadata
+from ..dtypes import AnyDType, DType
 from ..kernels import memory
+from ..kernels.memory import Array, as_tensor
+from ..lazy_torch import inference_mode, torch
 from ..lora.adapter import Adapter, AdapterRows
 from ..models import ops
 from ..models.spec import ModelSpec
 from ..models.tensor_names import Projection
 from ..models.tensor_source import TensorSource
 from ..models.weight_plan import Kinds, MatrixPlan, WeightPlan, plan_weights
-from ..models.weights import DecoderWeights, PromptEmbeds, load_weights
+from ..models.weights import DecoderWeights, PromptEmbeds
 from . import cpu_memory
 from .kv_layout import KVLayout
 
@@ -30,17 +35,15 @@ class Runtime(ABC, Generic[M]):
     def __init__(
         self,
         spec: ModelSpec,
-        dtype: torch.dtype,
+        dtype: AnyDType,
         quantization: str | None,
         attention: Sequence[AttentionBackend],
-        device: torch.device = CPU,
     ) -> None:
         """attention: one a layer."""
         self.spec = spec
-        self.dtype = dtype
+        self.dtype = DType.of(dtype)
         self.quantization = quantization
         self.attention = attention
-        self.device = device
         self.kv_layout = KVLayout(spec)
         self.kv_groups = self.kv_layout.kinds
         self.weights: DecoderWeights[M] | None = None
@@ -53,12 +56,14 @@ class Runtime(ABC, Generic[M]):
     @abstractmethod
     def _plan_matrix(self, projection: Projection, kinds: Kinds) -> MatrixPlan[M]: ...
 
-    @torch.inference_mode()
     def load(self, plan: WeightPlan[M], source: TensorSource) -> None:
         """Raises ValueError naming the tensors that `source` lacks, has in excess, or has in another shape."""
         self.unload()
         with memory.separate():
-            self.weights = load_weights(plan, source, self.device)
+            self.weights = self._load(plan, source)
+
+    @abstractmethod
+    def _load(self, plan: WeightPlan[M], source: TensorSource) -> DecoderWeights[M]: ...
 
     def unload(self) -> None:
         """Gives the weights' memory back."""
@@ -76,7 +81,6 @@ class Runtime(ABC, Generic[M]):
         """Bytes of one block over the layers that share it."""
         return self.kv_layout.block_bytes(self.attention)
 
-    @torch.inference_mode()
     def allocate_kv(self, num_blocks: int) -> None:
         """Zeros, in place of any cache before. Block 0 is the null block: read as padding, never written.
 
@@ -93,12 +97,12 @@ class Runtime(ABC, Generic[M]):
     @abstractmethod
     def forward(
         self,
-        token_ids: torch.Tensor,
+        token_ids: np.ndarray | torch.Tensor,
         metadata: StepMetadata,
-        output_rows: torch.Tensor | None = None,
+        output_rows: np.ndarray | torch.Tensor | None = None,
         prompt_embeds: PromptEmbeds = (),
         adapters: Sequence[AdapterRows] = (),
-    ) -> torch.Tensor:
+    ) -> Array:
         """Embeds the tokens, runs all layers and returns the hidden states before the final norm, on the device.
 
         token_ids: [num_tokens] int64; metadata: one a KV group; output_rows: [n] int64, the tokens whose states are
@@ -113,13 +117,14 @@ class Runtime(ABC, Generic[M]):
         """An adapter as its files have it, in the form in which `forward` takes it."""
         return adapter
 
-    @torch.inference_mode()
-    def final_states(self, hidden: torch.Tensor) -> torch.Tensor:
+    @inference_mode
+    def final_states(self, hidden: Array) -> torch.Tensor:
         """hidden: [n, hidden_size] from `forward`. Returns them behind the final norm, [n, hidden_size] float32."""
-        return ops.rms_norm(hidden.float(), self._loaded().norm.float(), self.spec.rms_norm_eps)
+        norm = as_tensor(self._loaded().norm)
+        return ops.rms_norm(as_tensor(hidden).float(), norm.float(), self.spec.rms_norm_eps)
 
     @abstractmethod
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def logits(self, hidden: Array) -> Array:
         """hidden: [n, hidden_size] from `forward`. Returns [n, vocab_size] float32, valid until the next call."""
 
     def _loaded(self) -> DecoderWeights[M]:

@@ -1,16 +1,18 @@
 """LoRA adapters on the native kernels: how they lie in memory, and the operations that apply them in a recording."""
 
+from __future__ import annotations
+
 import ctypes
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
-import torch.nn.functional as F
 
 from ..kernels import library, memory
 from ..kernels.linear import PackedWeight, QuantizedRows
+from ..kernels.memory import Buffer
+from ..lazy_torch import torch
 from ..lora.adapter import Adapter, AdapterRows, LowRank
 
 _LANES = 16
@@ -27,7 +29,7 @@ class Parts:
 
 def packed(part: LowRank) -> LowRank:
     """As `LoraPart` of csrc/args.h says."""
-    a = F.pad(part.a.bfloat16(), (0, 0, 0, -part.rank % _LANES))
+    a = torch.nn.functional.pad(part.a.bfloat16(), (0, 0, 0, -part.rank % _LANES))
     a = a.view(-1, _LANES, a.shape[1] // 2, 2).transpose(1, 2)
     b = part.b.bfloat16().view(-1, _LANES, part.rank).transpose(1, 2)
     return LowRank(a.contiguous(), b.contiguous())
@@ -42,11 +44,11 @@ class AdapterStep:
         self._tables: weakref.WeakKeyDictionary[Adapter, ctypes.Array[library.LoraPart]] = weakref.WeakKeyDictionary()
         self._kept: tuple[object, ...] = ()
 
-    def enter(self, adapters: Sequence[AdapterRows], tokens: torch.Tensor) -> None:
+    def enter(self, adapters: Sequence[AdapterRows], tokens: np.ndarray) -> None:
         """tokens: [n] int64, ascending: the rows are these tokens of the step."""
         owners = np.full(len(tokens), len(adapters))  # those without an adapter come last
         for number, (_, own_tokens) in enumerate(adapters):
-            owners[np.isin(tokens.numpy(), own_tokens.numpy())] = number
+            owners[np.isin(tokens, np.asarray(own_tokens))] = number
         rows = np.argsort(owners, kind="stable")
         starts = np.searchsorted(owners[rows], np.arange(len(adapters) + 2))
         tables = [self._table(adapter) for adapter, _ in adapters]
@@ -56,7 +58,7 @@ class AdapterStep:
         self.step.starts, self.step.rows = starts.ctypes.data, rows.ctypes.data
         self.step.parts = ctypes.addressof(addresses)
 
-    def _table(self, adapter: Adapter) -> "ctypes.Array[library.LoraPart]":
+    def _table(self, adapter: Adapter) -> ctypes.Array[library.LoraPart]:
         table = self._tables.get(adapter)
         if table is None:
             table = self._tables[adapter] = (library.LoraPart * self._num_places)()
@@ -69,14 +71,14 @@ class AdapterProducts:
     """Records products that adapters change: their sums stay in float32 until what is to be added has been."""
 
     def __init__(self, capacity: int, widest: int) -> None:
-        self._base = memory.allocate((capacity, widest), torch.float32)
+        self._base = memory.allocate((capacity, widest), np.float32)
 
     def record(
         self,
         weight: PackedWeight,
         rows: int,
-        x: torch.Tensor,
-        out: torch.Tensor,
+        x: Buffer,
+        out: Buffer,
         scratch: QuantizedRows,
         parts: Parts,
         step: AdapterStep,

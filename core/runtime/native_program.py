@@ -1,15 +1,18 @@
 """A decoder as one recorded list of native operations over buffers of its own: what `NativeRuntime` runs."""
 
+from __future__ import annotations
+
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
+import numpy as np
 
 from ..attention.interface import AttentionMetadata, StepMetadata
 from ..attention.native import NativeAttentionBackend, fill_step
 from ..kernels import library, memory
 from ..kernels.linear import PANEL, BlockWeight, PackedWeight, QuantizedRows
+from ..kernels.memory import Array, Buffer, as_buffer, as_tensor
 from ..lora.adapter import ATTENTION_OUT, DOWN, GATE_UP, PARTS_A_LAYER, QKV, AdapterRows
 from ..models.ops import softcap
 from ..models.rotary import inverse_frequencies, rotary_table
@@ -25,17 +28,17 @@ class Layer:
     index: int
     weights: LayerWeights[PackedWeight]
     attention: NativeAttentionBackend
-    kv_cache: torch.Tensor
+    kv_cache: Buffer
     step: library.Step
-    cos_sin: torch.Tensor | None
+    cos_sin: Buffer | None
 
 
 @dataclass(frozen=True, slots=True)
 class Update:
     """What is yet to be added to the hidden states, after `norm` where there is one."""
 
-    values: torch.Tensor
-    norm: torch.Tensor | None
+    values: Buffer
+    norm: Buffer | None
 
 
 class DecoderProgram:
@@ -49,7 +52,7 @@ class DecoderProgram:
         self,
         weights: DecoderWeights[PackedWeight],
         attention: Sequence[NativeAttentionBackend],
-        kv_caches: Sequence[torch.Tensor],
+        kv_caches: Sequence[Buffer],
         group_of: Sequence[int],
         capacity: int,
         num_positions: int,
@@ -64,7 +67,7 @@ class DecoderProgram:
         self._tokens, self._rows = ctypes.addressof(self._num_tokens), ctypes.addressof(self._num_rows)
         self._steps = [library.Step() for _ in range(max(group_of) + 1)]  # one a KV group
         self._query_step = library.Step()
-        self._query_rows = torch.empty(capacity, dtype=torch.int64)
+        self._query_rows = as_buffer(np.zeros(capacity, dtype=np.int64))
 
         q_sizes = {layer.attention.q_size for layer in spec.layers}
         inner_sizes = {layer.mlp.inner_size for layer in spec.layers}
@@ -86,8 +89,8 @@ class DecoderProgram:
             self._adapters = AdapterProducts(capacity, widest)
             self._adapter_steps = {rows: AdapterStep(num_places) for rows in (self._tokens, self._rows)}
         self._embed = self._embedding_of(weights)
-        tables: dict[RotarySpec | None, torch.Tensor] = {
-            rotary: rotary_table(inverse_frequencies(rotary), num_positions, self._dtype)
+        tables: dict[RotarySpec | None, Buffer] = {
+            rotary: as_buffer(rotary_table(inverse_frequencies(rotary), num_positions, self._dtype.torch))
             for rotary in {layer.attention.rotary for layer in spec.layers}
             if rotary is not None
         }
@@ -111,18 +114,18 @@ class DecoderProgram:
             dtype=library.dtype_code(self._dtype),
         )
 
-    def _buffer(self, width: int) -> torch.Tensor:
-        return memory.allocate((self.capacity, width), self._dtype)
+    def _buffer(self, width: int) -> Buffer:
+        return memory.allocate((self.capacity, width), self._dtype.numpy)
 
     def enter_step(
         self,
-        token_ids: torch.Tensor,
+        token_ids: Buffer,
         metadata: StepMetadata,
-        queries: torch.Tensor,
-        query_metadata: AttentionMetadata,
+        queries: np.ndarray,
+        query_metadata: AttentionMetadata[Array],
         adapters: Sequence[AdapterRows] = (),
     ) -> None:
-        """Points the recording at the step's tensors, which must outlive its runs.
+        """Points the recording at the step's arrays, which must outlive its runs.
 
         queries: [n] int64, ascending, the tokens whose states are computed to the end; query_metadata: the last layer's
         metadata in a step of just those.
@@ -135,10 +138,10 @@ class DecoderProgram:
             fill_step(step, group, self._block_size)
         fill_step(self._query_step, query_metadata, self._block_size)
         if self._adapter_steps is not None:
-            self._adapter_steps[self._tokens].enter(adapters, torch.arange(metadata[0].num_tokens))
+            self._adapter_steps[self._tokens].enter(adapters, np.arange(metadata[0].num_tokens))
             self._adapter_steps[self._rows].enter(adapters, queries)
 
-    def run(self, embedded: torch.Tensor | None = None) -> None:
+    def run(self, embedded: Buffer | None = None) -> None:
         """embedded: [num_tokens, hidden_size], what to begin with in place of the tokens' embeddings."""
         if embedded is None:
             self._recording.run()
@@ -199,7 +202,7 @@ class DecoderProgram:
         ]
 
     def _after_attention(
-        self, layer: Layer, rows: int, hidden: torch.Tensor, middle: torch.Tensor
+        self, layer: Layer, rows: int, hidden: Buffer, middle: Buffer
     ) -> tuple[list[library.Operation], Update]:
         """`hidden` with what was attended to added becomes `middle`; the update is to that."""
         weights, first_place = layer.weights, layer.index * PARTS_A_LAYER
@@ -226,7 +229,7 @@ class DecoderProgram:
         return self._norm(self._tokens, update, residual, self._hidden, weights.attention_norm, self._normed)
 
     def _product(
-        self, weight: PackedWeight, rows: int, x: torch.Tensor, out: torch.Tensor, parts: Parts
+        self, weight: PackedWeight, rows: int, x: Buffer, out: Buffer, parts: Parts
     ) -> list[library.Operation]:
         scratch = self._quantized[weight.k]
         if self._adapters is None or self._adapter_steps is None:
@@ -234,7 +237,7 @@ class DecoderProgram:
         return self._adapters.record(weight, rows, x, out, scratch, parts, self._adapter_steps[rows])
 
     def _normed_product(
-        self, norm: library.RmsNorm, weight: PackedWeight, out: torch.Tensor, parts: Parts
+        self, norm: library.RmsNorm, weight: PackedWeight, out: Buffer, parts: Parts
     ) -> list[library.Operation]:
         if self._adapters is not None:  # they read the norm's result too
             return [norm, *self._product(weight, norm.rows, self._normed, out, parts)]
@@ -245,20 +248,20 @@ class DecoderProgram:
         self,
         rows: int,
         update: Update | None,
-        residual: torch.Tensor,
-        total: torch.Tensor | None,
-        weight: torch.Tensor | None,
-        out: torch.Tensor,
+        residual: Buffer,
+        total: Buffer | None,
+        weight: Buffer | None,
+        out: Buffer,
     ) -> library.RmsNorm:
         return rms_norm(rows, update, residual, total, weight, out, self._eps)
 
-    def _pick_rows(self, source: torch.Tensor, out: torch.Tensor) -> library.RmsNorm:
+    def _pick_rows(self, source: Buffer, out: Buffer) -> library.RmsNorm:
         """Copies the rows that are asked for."""
         copy = rms_norm(self._rows, None, source, None, None, out, self._eps)
         copy.row_index = self._query_rows.data_ptr()
         return copy
 
-    def _rotary(self, layer: Layer, rows: int, step: library.Step, kv_cache: torch.Tensor | None) -> library.Rotary:
+    def _rotary(self, layer: Layer, rows: int, step: library.Step, kv_cache: Buffer | None) -> library.Rotary:
         """Without a cache, of the queries alone."""
         weights, spec = layer.weights, layer.weights.spec.attention
         return library.Rotary(
@@ -293,33 +296,35 @@ class HeadProgram:
         self.capacity = capacity
         self._num_rows = library.Int()
         rows = ctypes.addressof(self._num_rows)
-        normed = memory.allocate((capacity, spec.hidden_size), weights.dtype)
+        normed = memory.allocate((capacity, spec.hidden_size), weights.dtype.numpy)
         scratch = QuantizedRows(capacity, spec.hidden_size)
-        self._logits = memory.allocate((capacity, spec.vocab_size), torch.float32)
+        self._logits = memory.allocate((capacity, spec.vocab_size), np.float32)
         self._norm = rms_norm(rows, None, normed, None, weights.norm, normed, spec.rms_norm_eps)
         assert weights.head is not None
         product = weights.head.operations(rows, normed, self._logits, scratch)
         operations = with_prologue(rows, [self._norm, *product])
         self._recording = library.Recording(operations, keep_alive=(weights, normed, scratch))
         self._softcap = spec.logit_softcap
-        self._hidden = self._result = torch.empty(0)
+        self._hidden = self._result = as_buffer(np.empty(0))
 
-    def run(self, hidden: torch.Tensor) -> torch.Tensor:
+    def run(self, hidden: Buffer) -> Buffer:
         """hidden: [n, hidden_size]. Returns [n, vocab_size] float32, overwritten by the next run."""
         if hidden is not self._hidden:
             self._norm.residual, self._num_rows.value = hidden.data_ptr(), hidden.shape[0]
             self._hidden, self._result = hidden, self._logits[: hidden.shape[0]]
         self._recording.run()
-        return self._result if self._softcap is None else softcap(self._result, self._softcap)
+        if self._softcap is not None:
+            softcap(as_tensor(self._result), self._softcap)
+        return self._result
 
 
 def rms_norm(
     rows: int,
     update: Update | None,
-    residual: torch.Tensor,
-    total: torch.Tensor | None,
-    weight: torch.Tensor | None,
-    out: torch.Tensor,
+    residual: Buffer,
+    total: Buffer | None,
+    weight: Buffer | None,
+    out: Buffer,
     eps: float,
 ) -> library.RmsNorm:
     """See csrc/args.h. residual: [>= rows, size], contiguous; total: likewise, takes the residual and the update."""
@@ -339,8 +344,8 @@ def rms_norm(
     )
 
 
-def _address(tensor: torch.Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
+def _address(buffer: Buffer | None) -> int | None:
+    return None if buffer is None else buffer.data_ptr()
 
 
 def with_prologue(rows: int, operations: list[library.Operation]) -> list[library.Operation]:

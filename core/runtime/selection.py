@@ -3,12 +3,10 @@
 import logging
 from typing import Any
 
-import torch
-
 from ...protocol import envs
+from ..dtypes import AnyDType, DType
 from ..models.spec import ModelSpec
 from .cpu_native import NativeRuntime
-from .cpu_torch import TorchRuntime
 from .interface import Runtime
 
 logger = logging.getLogger("corespan.core")
@@ -19,7 +17,7 @@ _QUANTIZATION_IN_TORCH = {
 }
 
 
-def make_runtime(spec: ModelSpec, dtype: torch.dtype, block_size: int, quantization: str | None) -> Runtime[Any]:
+def make_runtime(spec: ModelSpec, dtype: AnyDType, block_size: int, quantization: str | None) -> Runtime[Any]:
     """The fastest that runs this model here. Says so where that is the reference, and why.
 
     Raises ValueError naming what to change where `VLLM_BATCH_INVARIANT=1` promises a request the same bits in any
@@ -32,6 +30,8 @@ def make_runtime(spec: ModelSpec, dtype: torch.dtype, block_size: int, quantizat
         raise ValueError(f"VLLM_BATCH_INVARIANT=1 cannot be kept: {obstacle}")
     if consequence := _QUANTIZATION_IN_TORCH.get(quantization or ""):
         logger.warning("quantization is %r, and torch runs this model: %s: %s", quantization, obstacle, consequence)
-    elif dtype == torch.bfloat16:
+    elif DType.of(dtype) is DType.BFLOAT16:
         logger.warning("torch runs this model, slower than native kernels would: %s", obstacle)
+    from .cpu_torch import TorchRuntime  # loads torch
+
     return TorchRuntime(spec, dtype, block_size, quantization)

@@ -5,18 +5,20 @@ kept tokens, in the order of their ids, the first is drawn whose cumulative weig
 on single rows in a fixed order, so a row's token depends on that row alone.
 """
 
+from __future__ import annotations
+
 import numpy as np
-import torch
 
 from ..kernels import sampling as native
+from ..kernels.memory import Array, as_tensor
 from ..kernels.sampling import Allowed, DrawParams
 from . import torch_draw
 
 
 def draw(
-    logits: torch.Tensor,
+    logits: Array,
     params: DrawParams,
-    processed: torch.Tensor | None = None,
+    processed: Array | None = None,
     allowed: Allowed | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """The tokens, [n] int64, which the next draw with these parameters may overwrite, and each row's largest logit, [n]
@@ -29,12 +31,14 @@ def draw(
     lasts = processed is None and allowed is None
     if recorded is None or recorded.logits_at != logits.data_ptr() or not lasts:
         if not native.supports(logits):
-            return torch_draw.draw(logits if allowed is None else torch_draw.masked(logits, allowed), params, processed)
+            tensor = as_tensor(logits)
+            tensor = tensor if allowed is None else torch_draw.masked(tensor, allowed)
+            return torch_draw.draw(tensor, params, None if processed is None else as_tensor(processed))
         recorded = native.Draw(logits, params, processed, allowed)
         params.recorded = recorded if lasts else None
     return recorded.run()
 
 
-def masked(logits: torch.Tensor, allowed: Allowed) -> torch.Tensor:
+def masked(logits: Array, allowed: Allowed) -> Array:
     """A copy of the logits, [n, vocab], with -inf where a token is not allowed."""
-    return native.masked(logits, allowed) if native.supports(logits) else torch_draw.masked(logits, allowed)
+    return native.masked(logits, allowed) if native.supports(logits) else torch_draw.masked(as_tensor(logits), allowed)

@@ -3,12 +3,15 @@
 Called by `Sampler` for the tokens it drew and by the model runner for prompt tokens.
 """
 
+from __future__ import annotations
+
 import numpy as np
-import torch
 
 from ...protocol.outputs import LogprobsArrays
 from ..kernels import sampling as native
+from ..kernels.memory import Array, as_tensor
 from ..kernels.sampling import Allowed
+from ..lazy_torch import torch
 from . import ordering
 from .draw import masked
 from .ordering import BLOCK
@@ -21,7 +24,7 @@ _BATCHED_K = 256
 
 
 def gather_logprobs(
-    logits: torch.Tensor,
+    logits: Array,
     token_ids: np.ndarray,
     k: int,
     *,
@@ -38,12 +41,14 @@ def gather_logprobs(
         k = more_token_ids.shape[1]
     elif k == -1:
         k = vocab_size
-    take = native.logprobs if native.supports(logits) else torch_logprobs
-    return LogprobsArrays(*take(logits, np.asarray(token_ids), min(k, vocab_size), more_token_ids, as_logits))
+    asked = np.asarray(token_ids), min(k, vocab_size), more_token_ids, as_logits
+    if native.supports(logits):
+        return LogprobsArrays(*native.logprobs(logits, *asked))
+    return LogprobsArrays(*torch_logprobs(as_tensor(logits), *asked))
 
 
 def gather_allowed_logprobs(
-    logits: torch.Tensor, token_ids: np.ndarray, k: int, allowed: Allowed, *, as_logits: bool = False
+    logits: Array, token_ids: np.ndarray, k: int, allowed: Allowed, *, as_logits: bool = False
 ) -> LogprobsArrays:
     """As `gather_logprobs`, but the k are the largest of the tokens that a line may have, at the values they have among
     all tokens; -inf fills up a line that may have fewer."""

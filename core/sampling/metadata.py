@@ -1,9 +1,10 @@
 """`SamplingBatch`: what each row of the batch asks of the sampler. Kept up to date, row by row, by the model runner."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import numpy as np
-import torch
 
 from ...protocol.config import VllmConfig
 from ...protocol.resolved_sampling import ResolvedSampling
@@ -14,6 +15,7 @@ from ...shared.logits_processors import (
     load_logits_processors,
 )
 from ..kernels.sampling import Allowed, DrawParams
+from ..lazy_torch import inference_mode, torch
 from ..scheduler.runner_messages import NewRequestData
 from . import noise
 from .logit_bias import LogitBias
@@ -33,7 +35,6 @@ class SamplingBatch:
     """
 
     def __init__(self, vllm_config: VllmConfig, max_num_reqs: int, device: torch.device | None = None) -> None:
-        self.device = device or torch.device("cpu")
         self.vocab_size = vllm_config.model_config.vocab_size
         self.temperature = np.zeros(max_num_reqs, dtype=np.float64)
         self.min_p = np.zeros(max_num_reqs, dtype=np.float64)
@@ -48,7 +49,10 @@ class SamplingBatch:
         self._rows: set[int] = set()
         self._output_token_ids: dict[int, list[int]] = {}  # rows where somebody looks at what was generated
         paths = vllm_config.model_config.logits_processors
-        self.processors = [GuardedProcessor(each) for each in load_logits_processors(paths, vllm_config, self.device)]
+        self.processors: list[GuardedProcessor] = []
+        if paths:
+            loaded = load_logits_processors(paths, vllm_config, device or torch.device("cpu"))
+            self.processors = [GuardedProcessor(each) for each in loaded]
         self.active_processors: list[LogitsProcessor] = []
         self._params: DrawParams | None = None  # of `_drawn_rows`, as long as they alone go on
         self._drawn_rows = np.empty(0, dtype=np.int64)
@@ -181,7 +185,7 @@ class SamplingBatch:
             self._update_processors()
         self._updates.clear()
 
-    @torch.inference_mode()
+    @inference_mode
     def _update_processors(self) -> None:
         for update in self._updates:
             update.batch_size = self.batch_size

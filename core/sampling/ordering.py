@@ -5,8 +5,9 @@ looked at in blocks of 64: one vectorised pass finds each block's maximum, and t
 the k largest entries lies in one of the k blocks with the largest maxima.
 """
 
-import torch
-import torch.nn.functional as F
+from __future__ import annotations
+
+from ..lazy_torch import torch
 
 BLOCK = 64
 
@@ -14,7 +15,7 @@ BLOCK = 64
 def pad_to_blocks(logits: torch.Tensor) -> torch.Tensor:
     """logits: [rows, vocab] float32. Widened with -inf to a multiple of BLOCK; unchanged if it is one already."""
     missing = -logits.shape[1] % BLOCK
-    return F.pad(logits, (0, missing), value=float("-inf")) if missing else logits.contiguous()
+    return torch.nn.functional.pad(logits, (0, missing), value=float("-inf")) if missing else logits.contiguous()
 
 
 def block_max(logits: torch.Tensor) -> torch.Tensor:

@@ -3,11 +3,14 @@
 Only the tokens a row has are stored and touched, so a row without penalties costs nothing and stays bit-identical.
 """
 
+from __future__ import annotations
+
 import numpy as np
-import torch
 
 from ...protocol.resolved_sampling import ResolvedSampling
 from ..kernels import sampling as native
+from ..kernels.memory import Array, as_tensor
+from ..lazy_torch import torch
 
 _LARGEST = float(np.finfo(np.float32).max)
 _SMALLEST = float(np.finfo(np.float32).tiny)
@@ -53,7 +56,7 @@ class TokenCounts:
         return self._counts[: len(self._slots)]
 
 
-def apply_penalties(logits: torch.Tensor, rows: list[int], counts: list[TokenCounts]) -> None:
+def apply_penalties(logits: Array, rows: list[int], counts: list[TokenCounts]) -> None:
     """Penalise in place. logits: [num_rows, width] float32; `counts[i]` belongs to row `rows[i]`.
 
     A seen token's logit is divided by the repetition penalty if positive, else multiplied by it; then each generated
@@ -66,7 +69,7 @@ def apply_penalties(logits: torch.Tensor, rows: list[int], counts: list[TokenCou
         seen = [(row.token_ids, row.counts) for row in counts]
         native.penalise(logits, np.array(rows, dtype=np.int64), seen, np.ascontiguousarray(settings.T))
     else:
-        torch_penalties(logits, rows, counts, settings)
+        torch_penalties(as_tensor(logits), rows, counts, settings)
 
 
 def torch_penalties(logits: torch.Tensor, rows: list[int], counts: list[TokenCounts], settings: np.ndarray) -> None:

@@ -6,18 +6,21 @@ out whole tokens is left to the draw where no processor has to see it. Every sta
 it, and works row by row, so that a row's token never depends on the batch.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-import torch
 
 from ...protocol.config import LogprobsMode
 from ...protocol.outputs import LogprobsArrays
 from ...protocol.resolved_sampling import ResolvedSampling
 from ...shared.logits_processors import LogitsProcessor
+from ..kernels.memory import Array, Buffer, as_buffer, as_tensor
 from ..kernels.sampling import Allowed, DrawParams
+from ..lazy_torch import inference_mode, torch
 from .draw import draw, masked
 from .logit_bias import add_biases
 from .logprobs import gather_allowed_logprobs, gather_logprobs, merge_rows
@@ -50,7 +53,7 @@ class Sampler:
 
     def sample(
         self,
-        logits: torch.Tensor,
+        logits: Array,
         rows: np.ndarray,
         grammar_rows: np.ndarray | None = None,
         grammar_bitmask: np.ndarray | None = None,
@@ -76,10 +79,9 @@ class Sampler:
             batch.explain(output.failed, rows)
         return output
 
-    @torch.inference_mode()
     def _sample_shaped(
         self,
-        logits: torch.Tensor,
+        logits: Array,
         rows: np.ndarray,
         grammar_rows: np.ndarray | None,
         grammar_bitmask: np.ndarray | None,
@@ -104,28 +106,29 @@ class Sampler:
         invariant = [p for p in batch.active_processors if p.is_argmax_invariant()]
         offset = None
         if invariant and params.temperature.any():
-            work, offset, params = self._apply_to_scaled(work, rows, params, invariant)
-        processed = torch.empty_like(work) if wanted and not self.report_raw else None
+            work, offset, params = self._apply_to_scaled(as_tensor(work), rows, params, invariant)
+        processed = _empty_like(work) if wanted and not self.report_raw else None
         token_ids, largest = draw(work, params, processed, None if mask_first else allowed)
         output = SamplerOutput(token_ids, failed=_failures(largest))
         if wanted:
             if processed is not None:
-                raw, allowed = (processed if offset is None else processed + offset)[wanted], None
+                raw, allowed = (processed if offset is None else as_tensor(processed) + offset)[wanted], None
             assert raw is not None
             output.logprobs = self._logprobs(raw, rows, wanted, output.token_ids, allowed)
         return output
 
-    def _changed(self, work: torch.Tensor, rows: np.ndarray, processors: list[LogitsProcessor]) -> torch.Tensor:
+    def _changed(self, work: Array, rows: np.ndarray, processors: list[LogitsProcessor]) -> Array:
         """The logits, which may be overwritten, after logit_bias, users' processors and penalties."""
         biases, counts = self.batch.biases, self.batch.counts
         if biased := _lines_of(rows, biases):
             add_biases(work, biased, [biases[int(rows[line])] for line in biased])
         if processors:
-            work = self._apply_custom(work, rows, processors)
+            work = self._apply_custom(as_tensor(work), rows, processors)
         if penalised := _lines_of(rows, counts):
             apply_penalties(work, penalised, [counts[int(rows[line])] for line in penalised])
         return work
 
+    @inference_mode
     def _apply_to_scaled(
         self, work: torch.Tensor, rows: np.ndarray, params: DrawParams, processors: list[LogitsProcessor]
     ) -> tuple[torch.Tensor, torch.Tensor, DrawParams]:
@@ -146,6 +149,7 @@ class Sampler:
         params.temperature[lines], params.min_p[lines] = 1.0, 0.0
         return work.index_copy(0, index, self._apply_custom(scaled, rows[lines], processors)), offset, params
 
+    @inference_mode
     def _apply_custom(self, work: torch.Tensor, rows: np.ndarray, processors: list[LogitsProcessor]) -> torch.Tensor:
         """Users' processors see a line for every batch row, in its place; rows that have none now are zeros."""
         batch_size = self.batch.batch_size
@@ -160,7 +164,7 @@ class Sampler:
 
     def _logprobs(
         self,
-        reported: torch.Tensor,
+        reported: Array,
         rows: np.ndarray,
         wanted: list[int],
         token_ids: np.ndarray,
@@ -192,6 +196,10 @@ class Sampler:
                 )
             parts.append((lines, part))
         return parts[0][1] if len(groups[0]) == len(rows) else merge_rows(parts, len(rows))
+
+
+def _empty_like(logits: Array) -> Array:
+    return as_buffer(np.empty_like(logits)) if isinstance(logits, Buffer) else torch.empty_like(logits)
 
 
 def _lines_of(rows: np.ndarray, table: Collection[int]) -> list[int]:

@@ -3,12 +3,14 @@
 Sums are taken block by block in double precision, so a row's token depends on that row alone.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass, field
 
 import numpy as np
-import torch
 
 from ..kernels.sampling import Allowed, DrawParams
+from ..lazy_torch import torch
 from . import ordering
 from .ordering import BLOCK
 

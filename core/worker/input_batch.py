@@ -2,13 +2,16 @@
 
 The model runner owns it and asks it for each step's inputs."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import torch
 
 from ..attention.interface import AttentionMetadata, StepMetadata
+from ..kernels.memory import as_buffer
+from ..lazy_torch import torch
 from ..lora.adapter import Adapter, AdapterRows
 from ..scheduler.runner_messages import NewRequestData
 
@@ -23,7 +26,7 @@ class StepInputs:
     int64; seq_lens: [num_reqs] int32; starts: [num_reqs + 1] int64, each request's first token. Of the requests all of
     whose tokens are computed after this step: sampling_rows [n] int64; output_rows [n] int64, their last tokens;
     sampled [n] int64, what the model runner sampled for them. A request with a draft has a line for each of its tokens.
-    `metadata` and `input_ids` are tensors over these arrays. `adapters`: with the tokens of each that are its own.
+    `metadata` holds these arrays. `adapters`: with the tokens of each that are its own.
     """
 
     rows: np.ndarray
@@ -35,7 +38,6 @@ class StepInputs:
     sampling_rows: np.ndarray
     output_rows: np.ndarray
     metadata: StepMetadata
-    input_ids: torch.Tensor
     sampled: np.ndarray
     adapters: Sequence[AdapterRows] = ()
 
@@ -55,7 +57,7 @@ class InputBatch:
         self.block_size = block_size
         self.token_ids = np.zeros((max_num_reqs, max_model_len + 1), dtype=np.int32)
         self.block_table = np.zeros((num_groups, max_num_reqs, -(-max_model_len // block_size)), dtype=np.int32)
-        self._block_tables = torch.from_numpy(self.block_table).unbind()  # by group, over the same memory
+        self._block_tables = list(as_buffer(self.block_table))  # by group, over the same memory
         self.num_tokens = np.zeros(max_num_reqs, dtype=np.int64)
         self.num_prompt_tokens = np.zeros(max_num_reqs, dtype=np.int64)
         self.num_computed = np.zeros(max_num_reqs, dtype=np.int64)
@@ -140,12 +142,12 @@ class InputBatch:
             )
             sampling = np.repeat(sampling, np.add(drafted, 1))
         first_group = AttentionMetadata(
-            query_start_loc=torch.from_numpy(starts.astype(np.int32)),
-            seq_lens=torch.from_numpy(seq_lens),
+            query_start_loc=as_buffer(starts.astype(np.int32)),
+            seq_lens=as_buffer(seq_lens),
             block_table=self._block_tables[0],
-            table_rows=torch.from_numpy(rows),
-            slot_mapping=torch.from_numpy(slot_mapping[0]),
-            positions=torch.from_numpy(positions),
+            table_rows=as_buffer(rows),
+            slot_mapping=as_buffer(slot_mapping[0]),
+            positions=as_buffer(positions),
             max_query_len=int(lengths.max()),
             max_seq_len=int(seq_lens.max()),
             num_reqs=num_reqs,
@@ -153,7 +155,7 @@ class InputBatch:
             num_decodes=int((lengths == 1).sum()),
         )
         others = (
-            replace(first_group, block_table=table, slot_mapping=torch.from_numpy(slots))
+            replace(first_group, block_table=table, slot_mapping=as_buffer(slots))
             for table, slots in zip(self._block_tables[1:], slot_mapping[1:], strict=True)
         )
         step = StepInputs(
@@ -166,7 +168,6 @@ class InputBatch:
             sampling_rows=rows[sampling],
             output_rows=output_rows,
             metadata=(first_group, *others),
-            input_ids=torch.from_numpy(token_ids),
             sampled=np.zeros(len(sampling), dtype=np.int64),
             adapters=self._adapter_rows(token_rows) if self.adapters else (),
         )

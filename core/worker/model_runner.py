@@ -1,12 +1,15 @@
 """Runs the scheduler's steps: prepares inputs from the persistent batch, has the runtime compute, samples."""
 
+from __future__ import annotations
+
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
 from ...protocol.config import VllmConfig
 from ...protocol.outputs import LogprobsArrays
+from ..kernels.memory import Array
+from ..lazy_torch import torch
 from ..lora.cache import AdapterCache
 from ..pooling.pooler import Pooler
 from ..profile_ranges import profile_range
@@ -105,9 +108,9 @@ class ModelRunner:
         lines = pooler.lines(inputs)
         with profile_range("model"):
             hidden = self.runtime.forward(
-                inputs.input_ids,
+                inputs.token_ids,
                 inputs.metadata,
-                None if len(lines) == len(inputs.token_ids) else torch.from_numpy(lines),
+                None if len(lines) == len(inputs.token_ids) else lines,
                 self._prompt_embeds(inputs) if self.batch.prompt_embeds else (),
                 inputs.adapters,
             )
@@ -115,7 +118,7 @@ class ModelRunner:
             states = self.runtime.final_states(hidden).cpu().numpy()
             output.pooled = pooler.pool(inputs, lines, states, self.batch.num_tokens)
 
-    def _run(self, inputs: StepInputs) -> tuple[torch.Tensor, list[_PromptSpan]]:
+    def _run(self, inputs: StepInputs) -> tuple[Array, list[_PromptSpan]]:
         """Hidden states of the tokens to sample from, then those of the prompt positions whose logprobs are wanted."""
         spans = self._prompt_spans(inputs) if self.batch.prompt_logprobs else []
         output_rows = inputs.output_rows
@@ -123,9 +126,9 @@ class ModelRunner:
             output_rows = np.concatenate((output_rows, *(np.arange(span.start, span.end) for span in spans)))
         everything = len(output_rows) == len(inputs.token_ids) and not spans
         hidden = self.runtime.forward(
-            inputs.input_ids,
+            inputs.token_ids,
             inputs.metadata,
-            None if everything else torch.from_numpy(output_rows),
+            None if everything else output_rows,
             self._prompt_embeds(inputs) if self.batch.prompt_embeds else (),
             inputs.adapters,
         )
@@ -146,7 +149,7 @@ class ModelRunner:
         self,
         scheduler_output: SchedulerOutput,
         inputs: StepInputs,
-        hidden: torch.Tensor,
+        hidden: Array,
         output: ModelRunnerOutput,
     ) -> None:
         """Sample a token for each of `inputs.sampling_rows`, remember it and put it into `output`."""
@@ -222,7 +225,7 @@ class ModelRunner:
                 spans.append(_PromptSpan(row, start, end, targets, k))
         return spans
 
-    def _prompt_logprobs(self, hidden: torch.Tensor, spans: list[_PromptSpan]) -> dict[int, LogprobsArrays]:
+    def _prompt_logprobs(self, hidden: Array, spans: list[_PromptSpan]) -> dict[int, LogprobsArrays]:
         """hidden: the states of all spans' tokens, one after another."""
         result, offset = {}, 0
         for span in spans:

@@ -2,19 +2,21 @@
 
 Executors own workers. `collective_rpc` reaches every public method by name, for clients only those in `RPC_METHODS`."""
 
+from __future__ import annotations
+
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
-
-import torch
 
 from ...protocol import envs
 from ...protocol.config import VllmConfig
 from ...protocol.lora import LoRARequest
 from ...protocol.param_checks import reject
 from ...protocol.pausing import SLEEP_LEVELS
+from ..dtypes import DType
 from ..kv_cache.groups import LayerKind
+from ..lazy_torch import torch
 from ..models.loader import open_checkpoint
 from ..models.registry import resolve_model_spec
 from ..models.weights import DecoderWeights
@@ -49,7 +51,7 @@ class Worker:
     def __init__(self, vllm_config: VllmConfig) -> None:
         self.vllm_config = vllm_config
         model_config, block_size = vllm_config.model_config, vllm_config.cache_config.block_size
-        spec, dtype = resolve_model_spec(model_config.hf_config), getattr(torch, model_config.dtype)
+        spec, dtype = resolve_model_spec(model_config.hf_config), DType(model_config.dtype)
         spec = replace(spec, has_head=model_config.pooler is None)
         self.runtime = make_runtime(spec, dtype, block_size, model_config.quantization)
         self._load_weights()

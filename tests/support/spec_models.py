@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from corespan.core.attention.interface import AttentionMetadata, StepMetadata
+from corespan.core.kernels.memory import as_tensor
 from corespan.core.models.spec import ModelSpec
 from corespan.core.models.tensor_names import expected_tensors
 from corespan.core.models.tensor_source import ALL_ROWS, TensorSource
@@ -50,7 +51,7 @@ def logits_of(runtime: Runtime[Any], token_ids: Sequence[int], chunks: Sequence[
     for chunk in chunks:
         ids = torch.tensor(token_ids[first : first + chunk])
         hidden = runtime.forward(ids, metadata_of_one(first, chunk, len(runtime.kv_groups)))
-        found.append(runtime.logits(hidden).clone())
+        found.append(as_tensor(runtime.logits(hidden)).clone())
         first += chunk
     return torch.cat(found)
 

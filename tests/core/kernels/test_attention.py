@@ -9,6 +9,7 @@ from corespan.core.attention.interface import AttentionMetadata
 from corespan.core.attention.native import NativeAttentionBackend
 from corespan.core.attention.torch_backend import TorchAttentionBackend
 from corespan.core.kernels import library
+from corespan.core.kernels.memory import as_tensor
 from corespan.core.models.spec import AttentionSpec
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
@@ -147,7 +148,7 @@ def test_a_token_attends_bitwise_alike_as_decode_and_within_a_prompt(dtype: torc
 def test_what_lies_in_slots_not_yet_written_does_not_matter(dtype: torch.dtype, isa: str) -> None:
     case = Case((4, 2, 32), [1, 1, 3], [1, 35, 19], dtype)
     clean = case.run()[0]
-    case.caches[0].fill_(float("nan"))
+    as_tensor(case.caches[0]).fill_(float("nan"))
     assert torch.equal(case.run()[0], clean)
 
 
@@ -156,7 +157,7 @@ def test_strided_views_of_a_merged_projection_are_taken_as_they_are(isa: str) ->
     backend, cache = case.backends[0], case.caches[0]
     expected = backend.forward(case.q, case.k, case.v, cache, case.full)
     q, k, v = torch.cat((case.q, case.k, case.v), dim=1).split((4, 2, 2), dim=1)
-    cache.zero_()
+    as_tensor(cache).zero_()
     assert torch.equal(backend.forward(q, k, v, cache, case.full), expected)
 
 
@@ -170,7 +171,7 @@ def test_a_long_context_is_shared_out_by_its_partitions(monkeypatch: pytest.Monk
     backend = NativeAttentionBackend(spec, 16, torch.bfloat16)
     cache = backend.allocate(context // 16 + 1)
     values = torch.randn(1 << 18, generator=generator).bfloat16()
-    for part in cache.view(-1).split(1 << 18):
+    for part in as_tensor(cache).view(-1).split(1 << 18):
         part.copy_(values[: len(part)])
     q, k, v = (torch.randn(1, 8, 128, generator=generator).bfloat16() for _ in range(3))
     num_syncs: list[int] = []

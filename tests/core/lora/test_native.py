@@ -10,6 +10,7 @@ from spec_models import BLOCK_SIZE, metadata_of_one
 
 from corespan import LLM, LoRARequest, SamplingParams
 from corespan.core.kernels import library
+from corespan.core.kernels.memory import as_tensor
 from corespan.core.lora.files import read_adapter
 from corespan.core.models.loader import open_checkpoint
 from corespan.core.models.registry import resolve_model_spec
@@ -35,7 +36,7 @@ def logits(runtime: Runtime[Any], model_dir: str, adapter_dir: str | None, wante
         adapters = [(adapter, torch.arange(0, len(TOKENS), 2))]
     metadata = metadata_of_one(0, len(TOKENS), len(runtime.kv_groups))
     rows = None if wanted is None else torch.tensor(wanted)
-    return runtime.logits(runtime.forward(torch.tensor(TOKENS), metadata, rows, adapters=adapters)).clone()
+    return as_tensor(runtime.logits(runtime.forward(torch.tensor(TOKENS), metadata, rows, adapters=adapters))).clone()
 
 
 @pytest.mark.parametrize("quantization", [None, "int8"])

@@ -15,6 +15,7 @@ from tiny_models import VARIANTS, build_tiny_model
 from corespan.core.attention.native import NativeAttentionBackend
 from corespan.core.attention.torch_backend import TorchAttentionBackend
 from corespan.core.kernels import library
+from corespan.core.kernels.memory import as_tensor
 from corespan.core.models.registry import resolve_model_spec
 from corespan.core.runtime import cpu_torch
 from corespan.core.scheduler.runner_messages import NewRequestData
@@ -75,7 +76,7 @@ def engine_logits(
     logits = []
     for chunk in chunks:
         inputs = batch.prepare(np.array([0]), np.array([chunk]))
-        logits.append(runtime.logits(runtime.forward(inputs.input_ids, inputs.metadata)).clone())
+        logits.append(as_tensor(runtime.logits(runtime.forward(inputs.token_ids, inputs.metadata))).clone())
     batch.remove(0)
     return torch.cat(logits)
 

@@ -26,8 +26,8 @@ from corespan.core.runtime.cpu_native import NativeRuntime
 from corespan.core.worker.worker import Worker
 
 
-def num_bytes(*tensors: torch.Tensor | None) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors if tensor is not None)
+def num_bytes(*arrays: Any) -> int:
+    return sum(array.nbytes for array in arrays if array is not None)
 
 
 def matrix_bytes(matrix: Any) -> int:
@@ -38,7 +38,7 @@ def matrix_bytes(matrix: Any) -> int:
 
 def model_bytes(weights: DecoderWeights[Any]) -> int:
     total = num_bytes(weights.norm) + matrix_bytes(weights.head)
-    if isinstance(weights.embedding, torch.Tensor):
+    if not isinstance(weights.embedding, BlockWeight):
         total += num_bytes(weights.embedding)
     elif weights.embedding is not weights.head:
         total += matrix_bytes(weights.embedding)

@@ -11,6 +11,7 @@ from step_driver import StepDriver, make_vllm_config
 from tiny_models import build_tiny_model
 
 from corespan.core.kernels import library
+from corespan.core.kernels.memory import as_tensor
 from corespan.core.runtime.cpu_native import NativeRuntime
 from corespan.core.runtime.cpu_torch import TorchRuntime
 from corespan.core.scheduler.runner_messages import NewRequestData
@@ -115,12 +116,12 @@ def test_states_of_some_tokens_are_the_same_bits_as_those_of_all(native: Worker,
 
     def states(output_rows: torch.Tensor | None) -> torch.Tensor:
         metadata = tuple(map(replace, inputs.metadata))  # another step, as far as the model can tell
-        return runtime.forward(inputs.input_ids, metadata, output_rows).clone()
+        return as_tensor(runtime.forward(inputs.token_ids, metadata, output_rows)).clone()
 
     every = states(None)
     assert isinstance(runtime, NativeRuntime)
     for cache in runtime.kv_caches:
-        cache.zero_()
+        cache.fill(0)
     some = states(torch.tensor(rows, dtype=torch.int64))
     for row in range(4):
         runner.batch.remove(row)

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from step_driver import StepDriver, make_vllm_config
 from tiny_models import build_tiny_model
 
 from corespan.core.attention.torch_backend import TorchAttentionBackend
+from corespan.core.dtypes import DType
 from corespan.core.executor.uniproc_executor import UniProcExecutor
 from corespan.core.runtime import cpu_memory
 from corespan.core.worker.worker import Worker
@@ -136,7 +136,7 @@ def test_the_cache_gets_half_of_what_is_free_less_what_a_step_needs(
     worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cpu_memory, "available_memory", lambda: 10 << 30)
-    step = cpu_memory.activation_bytes(worker.runtime.spec, torch.float32, 4096, 32)
+    step = cpu_memory.activation_bytes(worker.runtime.spec, DType.FLOAT32, 4096, 32)
     assert worker.determine_available_memory() == int((10 << 30) * 0.5 * 0.92) - step
     monkeypatch.setattr(cpu_memory, "available_memory", lambda: 1 << 10)
     assert worker.determine_available_memory() == 0
