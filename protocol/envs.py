@@ -77,7 +77,12 @@ VARIABLES: dict[str, EnvironmentVariable] = {
     "CORESPAN_CPU_ISA": EnvironmentVariable(
         str, None, "instruction set of the native kernels, below the CPU's best; none: torch"
     ),
-    "CORESPAN_CACHE": EnvironmentVariable(str, None, "folder for models and converted tokenizers; ~/.cache/corespan"),
+    "CORESPAN_CACHE": EnvironmentVariable(
+        str, None, "folder for models, converted tokenizers and packed weights; ~/.cache/corespan"
+    ),
+    "CORESPAN_PACKED_CACHE_GIB": EnvironmentVariable(
+        _number, 20.0, "GiB of packed weights kept in the cache for the next start; 0: none"
+    ),
 }
 
 

@@ -1,5 +1,6 @@
 """Fixtures shared by all tests: a tiny random model, the small real one, and engines over each client."""
 
+import os
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
@@ -21,6 +22,8 @@ DEAREST = {
 }
 """These files take longest, so that they come first: the processes that share the files out end at about one time."""
 
+
+os.environ["CORESPAN_PACKED_CACHE_GIB"] = "0"  # but in the tests of what is kept
 
 for ignored in (signal.SIGINT, signal.SIGHUP):  # by a shell's background jobs, and by whatever such a job starts
     if signal.getsignal(ignored) is signal.SIG_IGN:

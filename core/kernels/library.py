@@ -164,6 +164,11 @@ def isa_level() -> int:
     return usable.index(name)
 
 
+def built_from() -> int:
+    """The hash of the C++ sources that the kernels were built from."""
+    return int(_library().corespan_source_hash())
+
+
 def num_threads() -> int:
     """On how many threads operations run: torch's number where it is loaded, as users may set that, else OpenMP's."""
     torch = sys.modules.get("torch")

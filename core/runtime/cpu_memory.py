@@ -35,10 +35,9 @@ def _idle_file_bytes(statistics: str) -> int:
     return int(figures.get("total_inactive_file") or figures.get("inactive_file") or 0)
 
 
-def kv_budget(spec: ModelSpec, dtype: DType, utilization: float, max_num_tokens: int, max_num_reqs: int) -> int:
-    """Bytes that the KV cache may take: half of what is free now, less what a step needs."""
-    needed = activation_bytes(spec, dtype, max_num_tokens, max_num_reqs)
-    return max(0, int(available_memory() * _CACHE_SHARE * utilization) - needed)
+def kv_budget(available: int, utilization: float, needed: int) -> int:
+    """Bytes that the KV cache may take: half of what is available, less what a step needs."""
+    return max(0, int(available * _CACHE_SHARE * utilization) - needed)
 
 
 def activation_bytes(spec: ModelSpec, dtype: DType, max_num_tokens: int, max_num_reqs: int) -> int:

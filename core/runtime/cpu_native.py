@@ -25,14 +25,16 @@ from ..kernels.linear import (
     block_loading_bytes,
     loading_bytes,
 )
-from ..kernels.memory import Array, Buffer, as_buffer, as_tensor, keep_new
+from ..kernels.memory import Array, Buffer, Keep, as_buffer, as_tensor, keep_new
 from ..lazy_torch import inference_mode, torch
 from ..lora.adapter import Adapter, AdapterRows
-from ..models.spec import ModelSpec
+from ..models.rotary import inverse_frequencies, rotary_table
+from ..models.spec import ModelSpec, RotarySpec
 from ..models.tensor_names import Projection
 from ..models.tensor_source import TensorSource
 from ..models.weight_plan import Kinds, MatrixPlan, WeightPlan
 from ..models.weights import DecoderWeights, PromptEmbeds, load_weights
+from ..packed_cache import kept
 from .interface import Runtime
 from .native_adapters import packed
 from .native_program import DecoderProgram, HeadProgram
@@ -58,6 +60,8 @@ class NativeRuntime(Runtime[PackedWeight]):
         self._metadata: StepMetadata | None = None  # of the step that the program has entered
         self._query_metadata: AttentionMetadata[Array] | None = None
         self._picks: np.ndarray | None = None  # which of the program's states were asked for, where it has more
+        self._tables: dict[RotarySpec, Buffer] = {}
+        self._num_positions = 0  # that the tables have
         self._result: Buffer = as_buffer(np.empty(0))
 
     @staticmethod
@@ -102,9 +106,30 @@ class NativeRuntime(Runtime[PackedWeight]):
         num_bytes = padded_rows * columns * self.dtype.itemsize
         return MatrixPlan(projection, partial(PackedWeight, epilogue=epilogue), num_bytes, slab)
 
-    def _load(self, plan: WeightPlan[PackedWeight], source: TensorSource) -> DecoderWeights[PackedWeight]:
-        with torch.inference_mode():
+    def _load(
+        self, plan: WeightPlan[PackedWeight], source: TensorSource, num_positions: int
+    ) -> DecoderWeights[PackedWeight]:
+        self._compute_tables(max(num_positions, _FIRST_POSITIONS))
+        if not source.files:
             return load_weights(plan, source, keep_new)
+        settings = self.spec, self.dtype, self.quantization, source.block_kinds
+        weights, self.shared_bytes = kept(source.files, settings, lambda keep: load_weights(plan, source, keep))
+        return weights
+
+    def _compute_tables(self, num_positions: int) -> None:
+        """A file of their own: they take time without the model's files, and their size is the engine's choice."""
+        rotaries = sorted({layer.attention.rotary for layer in self.spec.layers if layer.attention.rotary}, key=repr)
+
+        def table(rotary: RotarySpec, keep: Keep) -> Buffer:
+            def fill(out: Buffer) -> None:
+                out[:] = as_buffer(rotary_table(inverse_frequencies(rotary), num_positions, self.dtype.torch))
+
+            return keep((num_positions, rotary.dim), np.float32, fill)
+
+        self._tables, _ = kept(
+            (), (rotaries, num_positions, self.dtype), lambda keep: {each: table(each, keep) for each in rotaries}
+        )
+        self._num_positions = num_positions
 
     def unload(self) -> None:
         super().unload()
@@ -132,7 +157,7 @@ class NativeRuntime(Runtime[PackedWeight]):
         adapters: Sequence[AdapterRows] = (),
     ) -> Buffer:
         program = self._program
-        if metadata is not self._metadata or program is None or metadata[0].max_seq_len > program.num_positions:
+        if metadata is not self._metadata or program is None or metadata[0].max_seq_len > self._num_positions:
             program = self._enter_step(token_ids, metadata, output_rows, adapters)
         if prompt_embeds:
             self._run_with(program, token_ids, prompt_embeds)
@@ -164,19 +189,19 @@ class NativeRuntime(Runtime[PackedWeight]):
 
     def _program_for(self, num_tokens: int, num_positions: int, with_adapters: bool) -> DecoderProgram:
         """The program at hand, or one with more room, by doubling."""
+        if num_positions > self._num_positions:
+            self._compute_tables(1 << (num_positions - 1).bit_length())
+            self._forget_programs()
         program = self._programs.get(with_adapters)
-        if program is None or num_tokens > program.capacity or num_positions > program.num_positions:
+        if program is None or num_tokens > program.capacity:
             capacity = max(_FIRST_CAPACITY, 1 << (num_tokens - 1).bit_length())
-            num_positions = max(_FIRST_POSITIONS, 1 << (num_positions - 1).bit_length())
-            if program is not None:
-                capacity, num_positions = max(capacity, program.capacity), max(num_positions, program.num_positions)
             program = self._programs[with_adapters] = DecoderProgram(
                 self._loaded(),
                 self.attention,
                 self.kv_caches,
                 self.kv_layout.group_of,
                 capacity,
-                num_positions,
+                self._tables,
                 with_adapters,
             )
         return program

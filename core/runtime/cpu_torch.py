@@ -78,7 +78,7 @@ class TorchRuntime(Runtime[Linear]):
         return MatrixPlan(projection, build, num_bytes, slab)
 
     @torch.inference_mode()
-    def _load(self, plan: WeightPlan[Linear], source: TensorSource) -> DecoderWeights[Linear]:
+    def _load(self, plan: WeightPlan[Linear], source: TensorSource, num_positions: int) -> DecoderWeights[Linear]:
         return load_weights(plan, source, None, self.device)
 
     @torch.inference_mode()

@@ -47,6 +47,7 @@ class Runtime(ABC, Generic[M]):
         self.kv_layout = KVLayout(spec)
         self.kv_groups = self.kv_layout.kinds
         self.weights: DecoderWeights[M] | None = None
+        self.shared_bytes = 0  # of the weights, in files that other engines may map too
         self.kv_caches: list[KVCache] = []
 
     def plan(self, source: TensorSource) -> WeightPlan[M]:
@@ -56,26 +57,30 @@ class Runtime(ABC, Generic[M]):
     @abstractmethod
     def _plan_matrix(self, projection: Projection, kinds: Kinds) -> MatrixPlan[M]: ...
 
-    def load(self, plan: WeightPlan[M], source: TensorSource) -> None:
-        """Raises ValueError naming the tensors that `source` lacks, has in excess, or has in another shape."""
+    def load(self, plan: WeightPlan[M], source: TensorSource, num_positions: int = 0) -> None:
+        """num_positions: as many a sequence may have, as far as known.
+
+        Raises ValueError naming the tensors that `source` lacks, has in excess, or has in another shape."""
         self.unload()
         with memory.separate():
-            self.weights = self._load(plan, source)
+            self.weights = self._load(plan, source, num_positions)
 
     @abstractmethod
-    def _load(self, plan: WeightPlan[M], source: TensorSource) -> DecoderWeights[M]: ...
+    def _load(self, plan: WeightPlan[M], source: TensorSource, num_positions: int) -> DecoderWeights[M]: ...
 
     def unload(self) -> None:
         """Gives the weights' memory back."""
-        self.weights = None
+        self.weights, self.shared_bytes = None, 0
 
     def available_memory(self) -> int:
-        """Bytes of the device's memory that can still be used."""
-        return cpu_memory.available_memory()
+        """Bytes of the device's memory that can still be used. Mapped weights are not, though the system counts files
+        as available: every step reads them."""
+        return max(0, cpu_memory.available_memory() - self.shared_bytes)
 
     def kv_budget(self, utilization: float, max_num_tokens: int, max_num_reqs: int) -> int:
         """Bytes that the KV cache may take beside the loaded weights and a step of so many tokens and requests."""
-        return cpu_memory.kv_budget(self.spec, self.dtype, utilization, max_num_tokens, max_num_reqs)
+        needed = cpu_memory.activation_bytes(self.spec, self.dtype, max_num_tokens, max_num_reqs)
+        return cpu_memory.kv_budget(self.available_memory(), utilization, needed)
 
     def kv_block_bytes(self) -> int:
         """Bytes of one block over the layers that share it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +15,6 @@ from ..kernels.linear import PANEL, BlockWeight, PackedWeight, QuantizedRows
 from ..kernels.memory import Array, Buffer, as_buffer, as_tensor
 from ..lora.adapter import ATTENTION_OUT, DOWN, GATE_UP, PARTS_A_LAYER, QKV, AdapterRows
 from ..models.ops import softcap
-from ..models.rotary import inverse_frequencies, rotary_table
 from ..models.spec import RotarySpec
 from ..models.weights import DecoderWeights, LayerWeights, embed_factor
 from .native_adapters import AdapterProducts, AdapterStep, Parts
@@ -42,7 +41,7 @@ class Update:
 
 
 class DecoderProgram:
-    """Runs steps of up to `capacity` tokens at positions below `num_positions`. A recording holds addresses, so other
+    """Runs steps of up to `capacity` tokens at positions that the tables have. A recording holds addresses, so other
     weights, caches or sizes need another program.
 
     `output`: [capacity, hidden_size], the states of the last step's queries.
@@ -55,12 +54,12 @@ class DecoderProgram:
         kv_caches: Sequence[Buffer],
         group_of: Sequence[int],
         capacity: int,
-        num_positions: int,
+        tables: Mapping[RotarySpec, Buffer],
         with_adapters: bool = False,
     ) -> None:
-        """`with_adapters`: for steps that have some."""
+        """tables: of each rotation, by position (`rotary_table`); `with_adapters`: for steps that have some."""
         spec, self._dtype = weights.spec, weights.dtype
-        self.capacity, self.num_positions = capacity, num_positions
+        self.capacity = capacity
         self._eps = spec.rms_norm_eps
         self._block_size = attention[0].block_size
         self._num_tokens, self._num_rows = library.Int(), library.Int()
@@ -89,13 +88,8 @@ class DecoderProgram:
             self._adapters = AdapterProducts(capacity, widest)
             self._adapter_steps = {rows: AdapterStep(num_places) for rows in (self._tokens, self._rows)}
         self._embed = self._embedding_of(weights)
-        tables: dict[RotarySpec | None, Buffer] = {
-            rotary: as_buffer(rotary_table(inverse_frequencies(rotary), num_positions, self._dtype.torch))
-            for rotary in {layer.attention.rotary for layer in spec.layers}
-            if rotary is not None
-        }
         layers = [
-            Layer(index, layer, backend, kv_cache, self._steps[group], tables.get(backend.spec.rotary))
+            Layer(index, layer, backend, kv_cache, self._steps[group], _table(tables, backend.spec.rotary))
             for index, (layer, backend, kv_cache, group) in enumerate(
                 zip(weights.layers, attention, kv_caches, group_of, strict=True)
             )
@@ -281,11 +275,15 @@ class DecoderProgram:
             rotary_dim=0 if spec.rotary is None else spec.rotary.dim,
             eps=self._eps,
             dtype=library.dtype_code(self._dtype),
-            wide_norms=weights.q_norm is not None and weights.q_norm.dtype != self._dtype,
+            wide_norms=weights.q_norm is not None and weights.q_norm.dtype != self._dtype.numpy,
         )
 
     def _attend(self, layer: Layer, step: library.Step) -> library.Attention:
         return layer.attention.operation(step, self._qkv, layer.kv_cache, self._attended)
+
+
+def _table(tables: Mapping[RotarySpec, Buffer], rotary: RotarySpec | None) -> Buffer | None:
+    return None if rotary is None else tables[rotary]
 
 
 class HeadProgram:

@@ -72,7 +72,8 @@ class Sampler:
             token_ids, largest = draw(logits, batch.draw_params(rows, ahead))
             output = SamplerOutput(token_ids, failed=_failures(largest))
         else:
-            output = self._sample_shaped(logits, rows, grammar_rows, grammar_bitmask, ahead)
+            sample = self._sample_shaped if isinstance(logits, Buffer) else inference_mode(self._sample_shaped)
+            output = sample(logits, rows, grammar_rows, grammar_bitmask, ahead)
         for i in output.failed:
             output.token_ids[i] = -1
         if output.failed:

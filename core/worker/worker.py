@@ -53,6 +53,8 @@ class Worker:
         model_config, block_size = vllm_config.model_config, vllm_config.cache_config.block_size
         spec, dtype = resolve_model_spec(model_config.hf_config), DType(model_config.dtype)
         spec = replace(spec, has_head=model_config.pooler is None)
+        if model_config.logits_processors or model_config.enable_prompt_embeds or vllm_config.lora_config:
+            import torch  # noqa: F401 - now, and not when a request first needs it, while others wait
         self.runtime = make_runtime(spec, dtype, block_size, model_config.quantization)
         self._load_weights()
         self.model_runner = ModelRunner(vllm_config, self.runtime, self._pooler())
@@ -75,7 +77,7 @@ class Worker:
                     f"{model_config.quantization or plan.kept_as}, and only {available / _GIB:.2f} GiB of memory "
                     "are available"
                 )
-            self.runtime.load(plan, source)
+            self.runtime.load(plan, source, model_config.max_model_len)
 
     def _pooler(self) -> Pooler | None:
         spec = self.vllm_config.model_config.pooler

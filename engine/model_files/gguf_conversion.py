@@ -11,9 +11,10 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from ...shared.cache_folder import CacheNotWritableError, cache_dir
 from ...shared.gguf_file import require_parts
 from ...shared.json_files import write_json
-from .cached_folder import CacheNotWritableError, cache_dir, filled_folder, is_intact
+from .cached_folder import filled_folder, is_intact
 from .gguf_metadata import generation_config_from_gguf, hf_config_from_gguf, read_metadata
 from .gguf_tokenizer import convert_gguf_tokenizer
 

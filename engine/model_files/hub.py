@@ -12,7 +12,8 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
-from .cached_folder import cache_dir, filled_folder, is_intact, sha256_of
+from ...shared.cache_folder import cache_dir
+from .cached_folder import filled_folder, is_intact, sha256_of
 from .short_names import SHORT_NAMES
 from .wheels import ModelFetchError, download_from_wheels
 

@@ -123,7 +123,7 @@ def summary(subject: Subject, rates: dict[str, list[float]]) -> dict[str, object
 def model_of_shape(shape: str, file: str) -> Path:
     from shapes import shape_model
 
-    from corespan.engine.model_files.cached_folder import cache_dir
+    from corespan.shared.cache_folder import cache_dir
 
     return shape_model(shape, file, cache_dir())
 
@@ -131,8 +131,8 @@ def model_of_shape(shape: str, file: str) -> Path:
 def peer_model(model: str, reads_gguf: bool) -> str:
     from hf_folder import hf_folder
 
-    from corespan.engine.model_files.cached_folder import cache_dir
     from corespan.engine.model_files.model_source import resolve_model
+    from corespan.shared.cache_folder import cache_dir
 
     path = Path(resolve_model(model, with_tokenizer=False).path)
     if path.suffix != ".gguf":

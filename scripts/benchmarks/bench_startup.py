@@ -23,8 +23,8 @@ def main() -> None:
     options = parser.parse_args()
     from hf_folder import hf_folder
 
-    from corespan.engine.model_files.cached_folder import cache_dir
     from corespan.engine.model_files.model_source import resolve_model
+    from corespan.shared.cache_folder import cache_dir
 
     gguf = Path(resolve_model(options.model).path)
     folder = hf_folder(gguf, cache_dir())

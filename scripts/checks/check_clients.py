@@ -16,8 +16,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from corespan.engine.model_files.cached_folder import cache_dir
 from corespan.engine.model_files.model_source import resolve_model
+from corespan.shared.cache_folder import cache_dir
 
 SCRIPTS = Path(__file__).parent / "clients"
 MODEL = "smollm2-135m"

@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from step_driver import StepDriver, make_vllm_config
 from tiny_models import build_tiny_model
 
+from corespan.core.kernels.memory import as_tensor
 from corespan.core.models.loader import open_checkpoint
 from corespan.core.models.registry import resolve_model_spec
 from corespan.core.models.tensor_names import expected_tensors
@@ -82,7 +83,7 @@ def test_any_stored_dtype_serves_any_engine_dtype(
     weights = Worker(make_vllm_config(str(tmp_path), llama[1], dtype=dtype)).runtime.weights
     assert weights is not None
     source = load_file(llama[0] / "model.safetensors")["model.embed_tokens.weight"]
-    assert weights.embedding.equal(source.to(stored).to(getattr(torch, dtype)))
+    assert as_tensor(weights.embedding).equal(source.to(stored).to(getattr(torch, dtype)))
     assert len(continuation(tmp_path, llama[1], dtype)) == 8
 
 

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -93,9 +94,9 @@ class LogitsDriver(StepDriver):
         runtime, computed = self.worker.runtime, []
         compute = runtime.logits
 
-        def keeping(hidden: torch.Tensor) -> torch.Tensor:
+        def keeping(hidden: Any) -> Any:
             logits = compute(hidden)
-            computed.append(logits.numpy().copy())
+            computed.append(np.array(logits))
             return logits
 
         runtime.logits = keeping  # type: ignore[method-assign]

@@ -129,7 +129,7 @@ def test_a_profile_is_written_where_the_prefix_says(
 def test_block_bytes_are_what_a_block_takes(worker: Worker) -> None:
     worker.initialize_kv_cache(10)
     caches = worker.runtime.kv_caches
-    assert worker.kv_block_bytes() * 10 == sum(cache.numel() * cache.itemsize for cache in caches)
+    assert worker.kv_block_bytes() * 10 == sum(cache.nbytes for cache in caches)
 
 
 def test_the_cache_gets_half_of_what_is_free_less_what_a_step_needs(
