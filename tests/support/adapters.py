@@ -11,11 +11,23 @@ from safetensors.torch import save_file
 ALL_LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
-def write_adapter(folder: Path, seed: int = 0, rank: int = 4, size: float = 0.3, **config: Any) -> str:
-    """An adapter of all linear layers of the tiny Llama, without PEFT. `config` replaces entries of its config."""
+Shapes = Mapping[str, tuple[int, int]]
+
+
+def linear_shapes(hidden: int, inner: int, kv: int) -> Shapes:
+    """[rows, columns] of a layer's matrices, where the heads are as wide as the hidden states."""
+    shapes = {"q_proj": (hidden, hidden), "k_proj": (kv, hidden), "v_proj": (kv, hidden), "o_proj": (hidden, hidden)}
+    return shapes | {"gate_proj": (inner, hidden), "up_proj": (inner, hidden), "down_proj": (hidden, inner)}
+
+
+TINY_LLAMA = linear_shapes(hidden=64, inner=128, kv=32)
+
+
+def write_adapter(
+    folder: Path, seed: int = 0, rank: int = 4, size: float = 0.3, shapes: Shapes = TINY_LLAMA, **config: Any
+) -> str:
+    """An adapter of all linear layers of two layers, without PEFT. `config` replaces entries of its config."""
     generator = torch.Generator().manual_seed(seed)
-    shapes = {"q_proj": (64, 64), "k_proj": (32, 64), "v_proj": (32, 64), "o_proj": (64, 64)}
-    shapes |= {"gate_proj": (128, 64), "up_proj": (128, 64), "down_proj": (64, 128)}
     tensors = {}
     for layer in range(2):
         for name, (rows, columns) in shapes.items():
