@@ -22,6 +22,7 @@ from ..engine.text.renderer import Renderer
 from ..engine.text.tokenizer import Tokenizer
 from ..protocol.lora import LoRARequest
 from ..protocol.params import SamplingParams
+from .http.errors import ApiError, model_not_found
 from .parsers.registry import (
     AUTO,
     guess_reasoning_parser,
@@ -80,8 +81,6 @@ class ServedModel:
 
     def named(self, name: str | None) -> "ServedModel":
         """This model under one of its names, or with the adapter of that name. Raises ApiError for any other."""
-        from .http.errors import model_not_found
-
         if not name or name in self.names:
             return self
         if name not in self.adapters:
@@ -93,8 +92,6 @@ class ServedModel:
     async def load_adapter(self, name: str, path: str, in_place: bool = False) -> None:
         """Has the engine read an adapter that requests can name as their model. Raises ApiError for a name that is
         taken, ValueError for an adapter that cannot be used."""
-        from .http.errors import ApiError
-
         async with self._adapters_changing:
             known = self.adapters.get(name)
             if name in self.names or (known is not None and not in_place):
@@ -106,8 +103,6 @@ class ServedModel:
 
     async def unload_adapter(self, name: str) -> None:
         """Raises ApiError where there is none of that name."""
-        from .http.errors import model_not_found
-
         async with self._adapters_changing:
             if name not in self.adapters:
                 raise model_not_found(name, list(self.adapters))

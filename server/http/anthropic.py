@@ -14,10 +14,10 @@ from .blocks import Block, BlockEvent, BlockReader, call_id_for
 from .chat_run import ChatRun, Step
 from .errors import ApiError
 from .hang_up import until_hung_up
-from .prompts import chat_prompt, tokenize_params
+from .prompts import chat_prompt
 from .responses import encode, json_response, read_body
 from .server import server_of
-from .sse import EventStream, event
+from .sse import event
 
 _PING = {"type": "ping"}
 
@@ -28,16 +28,14 @@ async def create_message(request: Request) -> Response:
         raise ApiError("max_tokens is missing; it must be a positive integer", param="max_tokens")
     call = MessageCall(request, body)
     if body.stream:
-        return call.stream()
+        return call.server.event_stream(call.events(), call.run.caller.request_id, _error_event, "anthropic")
     return json_response(await until_hung_up(request, call.whole()))
 
 
 async def count_tokens(request: Request) -> Response:
     chat = chat_request(await read_body(request, MessagesRequest))
     async with server_of(request).models.use(chat.model) as model:
-        tok_params = tokenize_params(chat, model.renderer.default_chat_tok_params)
-        with_tools = chat.tool_choice != "none" or not model.chat.exclude_tools_when_tool_choice_none
-        prompt = await chat_prompt(model, chat, tok_params, with_tools=with_tools)
+        prompt = await chat_prompt(model, chat)
         return json_response({"input_tokens": len(prompt["prompt_token_ids"])})
 
 
@@ -64,17 +62,7 @@ class MessageCall:
             content = [_spelled(block) for block in self._reader.blocks]
             return self._message(content) | ending | {"usage": self._usage()}
 
-    def stream(self) -> EventStream:
-        return EventStream(
-            self._events(),
-            lambda error: event(encode(error.body("anthropic")), "error"),
-            self.run.caller.request_id,
-            "anthropic",
-            self.server.options.sse_keep_alive_interval,
-            on_error=lambda error: self.server.metrics.count_stream_error(),
-        )
-
-    async def _events(self) -> AsyncGenerator[bytes, None]:
+    async def events(self) -> AsyncGenerator[bytes, None]:
         async with self.server.models.use(self.chat.model) as self.model:
             begun = False
             ending: dict[str, Any] = {}
@@ -125,6 +113,10 @@ class MessageCall:
             "cache_read_input_tokens": usage.cached_tokens,
             "output_tokens": usage.completion_tokens,
         }
+
+
+def _error_event(error: ApiError) -> bytes:
+    return _event(error.body("anthropic"))
 
 
 def _event(body: dict[str, Any]) -> bytes:

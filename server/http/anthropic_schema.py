@@ -7,7 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 from .errors import ApiError
-from .schema import ChatCompletionRequest, ChatMessage, FunctionSpec, Tool
+from .schema import ChatCompletionRequest, ChatMessage, FunctionSpec, Tool, text_field
 
 Block = dict[str, Any]
 _BILLING = "x-anthropic-billing-header"
@@ -144,7 +144,7 @@ def _user_messages(message: Message, where: str) -> Iterator[ChatMessage]:
             continue
         at = f"{where}.content.{number}"
         result = "\n".join(_texts(block.get("content") or "", at))
-        yield ChatMessage(role="tool", content=result, tool_call_id=_string(block, "tool_use_id", at))
+        yield ChatMessage(role="tool", content=result, tool_call_id=text_field(block, "tool_use_id", at))
     if rest:
         texts = _texts(rest, where)
         yield ChatMessage(role="user", content="\n".join(texts))
@@ -163,11 +163,11 @@ def _assistant_message(message: Message, where: str) -> Iterator[ChatMessage]:
         at = f"{where}.content.{number}"
         kind = block.get("type")
         if kind == "thinking":
-            thoughts.append(_string(block, "thinking", at))
+            thoughts.append(text_field(block, "thinking", at))
         elif kind == "tool_use":
             arguments = json.dumps(block.get("input") or {}, ensure_ascii=False)
-            function = {"name": _string(block, "name", at), "arguments": arguments}
-            calls.append({"id": _string(block, "id", at), "type": "function", "function": function})
+            function = {"name": text_field(block, "name", at), "arguments": arguments}
+            calls.append({"id": text_field(block, "id", at), "type": "function", "function": function})
         elif kind != "redacted_thinking":
             texts += _texts([block], at)
     content, reasoning = "".join(texts), "".join(thoughts)
@@ -187,12 +187,5 @@ def _texts(content: object, where: str) -> list[str]:
         kind = block.get("type") if isinstance(block, dict) else type(block).__name__
         if kind != "text":
             raise ApiError(f"{where}: this model takes text only, not a block of type {kind!r}", param=where)
-        texts.append(_string(block, "text", where))
+        texts.append(text_field(block, "text", where))
     return texts
-
-
-def _string(block: Block, key: str, where: str) -> str:
-    value = block.get(key)
-    if not isinstance(value, str):
-        raise ApiError(f"{where}.{key} must be a text, got {value!r:.50}", param=f"{where}.{key}")
-    return value

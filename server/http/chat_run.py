@@ -24,7 +24,7 @@ from .errors import ApiError
 from .generation import Caller, Usage, generate, public_finish_reason
 from .guidance import behind_reasoning
 from .logprobs import Entry
-from .prompts import chat_prompt, plain_tool, room_for_output, tokenize_params
+from .prompts import chat_prompt, plain_tool, room_for_output
 from .sampling import WHITESPACE, sampling_params, structured_outputs_of
 from .schema import ChatCompletionRequest
 
@@ -48,7 +48,6 @@ class Step:
 class _Answer:
     parser: AnswerParser
     token_ids: list[int] = field(default_factory=list)
-    started_in_reasoning: bool = False
 
 
 class ChatRun:
@@ -73,7 +72,7 @@ class ChatRun:
         self._check()
         mode, name = self._tool_mode(model)
         params = self._sampling_params(model, mode, name)
-        prompt = self.prompt = await self._render(model, mode)
+        prompt = self.prompt = await chat_prompt(model, self.body)
         guided = params.structured_outputs
         if guided is not None and (framed := behind_reasoning(guided, _reasoning_parser(model, prompt))) is not None:
             params.structured_outputs, self._reasons_first = framed, True
@@ -166,28 +165,15 @@ class ChatRun:
             calls = json.dumps(required_schema(self.functions, only_one))
             structured = StructuredOutputsParams(json=calls, whitespace_pattern=WHITESPACE)
         max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-        params = sampling_params(
+        return sampling_params(
             body,
             model.defaults,
             max_tokens=model.defaults.max_tokens if max_tokens is None else max_tokens,
             logprobs=(body.top_logprobs or 0) if body.logprobs else None,
             structured_outputs=structured,
-            skip_special_tokens=False if self._reads_special_tokens(model, mode) else None,
+            # A parser's tags may be special tokens.
+            skip_special_tokens=False if mode == "auto" or model.chat.reasoning_parser is not None else None,
         )
-        return params
-
-    def _reads_special_tokens(self, model: ServedModel, mode: ToolMode) -> bool:
-        """Whether a parser looks for tags that may be special tokens."""
-        return mode == "auto" or model.chat.reasoning_parser is not None
-
-    async def _render(self, model: ServedModel, mode: ToolMode) -> EngineInput:
-        body = self.body
-        tok_params = tokenize_params(body, model.renderer.default_chat_tok_params)
-        with_tools = mode != "none" or not model.chat.exclude_tools_when_tool_choice_none
-        prompt = await chat_prompt(model, body, tok_params, with_tools=with_tools)
-        if body.cache_salt is not None:
-            prompt["cache_salt"] = body.cache_salt
-        return prompt
 
     def _new_answer(self, model: ServedModel, mode: ToolMode, name: str | None, prompt: EngineInput) -> _Answer:
         tools: ToolParser | None = None
@@ -199,7 +185,7 @@ class ChatRun:
             tools = tool_parser_class(model.chat.tool_parser)(self.functions)
         reads_reasoning = self._reasons_first or mode not in ("named", "required")
         reasoning = _reasoning_parser(model, prompt) if reads_reasoning else None
-        return _Answer(AnswerParser(reasoning, tools), [], reasoning is not None and reasoning.in_reasoning)
+        return _Answer(AnswerParser(reasoning, tools))
 
 
 def _reasoning_parser(model: ServedModel, prompt: EngineInput) -> ReasoningParser | None:

@@ -63,7 +63,7 @@ class CompletionCall:
             prompts, params = await self._prepare()
             usage = Usage(len(prompts), counts_answers=not self._drops_output)
             choices: list[dict[str, Any]] = []
-            async with aclosing(self._run(prompts, params)) as outputs:
+            async with aclosing(generate(self.model, prompts, params, self.id, self.caller)) as outputs:
                 async for number, output in outputs:
                     usage.count(number, output)
                     for answer in output.outputs:
@@ -80,7 +80,7 @@ class CompletionCall:
             shared = self._envelope([])
             frame = ChunkFrame(shared, null_usage=shows_usage and not self.body.running_usage)
             choices: dict[int, _Choice] = {}
-            async with aclosing(self._run(prompts, params)) as outputs:
+            async with aclosing(generate(self.model, prompts, params, self.id, self.caller)) as outputs:
                 async for number, output in outputs:
                     usage.count(number, output)
                     chunks = b""
@@ -115,16 +115,8 @@ class CompletionCall:
             structured_outputs=structured_outputs_of(body),
         )
         prompts = await completion_prompts(model, body)
-        if body.cache_salt is not None:
-            for prompt in prompts:
-                prompt["cache_salt"] = body.cache_salt
         room_for_output(model, prompts, body.max_tokens, self.server.options.strict_max_tokens)
         return prompts, params
-
-    def _run(
-        self, prompts: list[EngineInput], params: SamplingParams
-    ) -> AsyncGenerator[tuple[int, RequestOutput], None]:
-        return generate(self.model, prompts, params, self.id, self.caller)
 
     def _choice(self, index: int) -> _Choice:
         logprobs = None

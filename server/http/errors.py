@@ -15,37 +15,16 @@ logger = logging.getLogger("corespan.server")
 
 ErrorStyle = Literal["openai", "vllm", "anthropic"]
 
-_OPENAI_TYPES = {
-    400: "invalid_request_error",
-    401: "authentication_error",
-    403: "permission_error",
-    404: "invalid_request_error",
-    405: "invalid_request_error",
-    409: "invalid_request_error",
-    413: "invalid_request_error",
-    415: "invalid_request_error",
-    429: "rate_limit_error",
-}
+# By status; those that are not here are the caller's mistake below 500, the server's from there.
+_OPENAI_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _VLLM_TYPES = {
-    400: "BadRequestError",
     401: "AuthenticationError",
     403: "PermissionDeniedError",
     404: "NotFoundError",
     422: "UnprocessableEntityError",
     501: "NotImplementedError",
 }
-_ANTHROPIC_TYPES = {
-    400: "invalid_request_error",
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    405: "invalid_request_error",
-    409: "invalid_request_error",
-    413: "request_too_large",
-    415: "invalid_request_error",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-}
+_ANTHROPIC_TYPES = _OPENAI_TYPES | {404: "not_found_error", 413: "request_too_large", 503: "overloaded_error"}
 RETRY_AFTER_SECONDS = "1"
 
 
@@ -71,7 +50,7 @@ class ApiError(Exception):
     def body(self, style: ErrorStyle) -> dict[str, Any]:
         """The error object as the API in question spells it."""
         if style == "anthropic":
-            kind = _ANTHROPIC_TYPES.get(self.status, "api_error")
+            kind = _ANTHROPIC_TYPES.get(self.status, "api_error" if self.status >= 500 else "invalid_request_error")
             return {"type": "error", "error": {"type": kind, "message": self.message}}
         if style == "vllm":
             kind = _VLLM_TYPES.get(self.status, "InternalServerError" if self.status >= 500 else "BadRequestError")

@@ -23,7 +23,11 @@ async def completion_prompts(model: ServedModel, request: CompletionRequest) -> 
         raise ApiError("prompt_embeds are not taken over HTTP: send prompt", param="prompt_embeds")
     tok_params = tokenize_params(request, model.renderer.default_cmpl_tok_params)
     prompts = prompt_list(request.prompt, "prompt")
-    return await model.in_thread(model.renderer.render_cmpl, prompts, tok_params)
+    rendered = await model.in_thread(model.renderer.render_cmpl, prompts, tok_params)
+    if request.cache_salt is not None:
+        for prompt in rendered:
+            prompt["cache_salt"] = request.cache_salt
+    return rendered
 
 
 def tokenize_params(request: GenerationRequest | PooledRequest, defaults: TokenizeParams) -> TokenizeParams:
@@ -62,24 +66,23 @@ def prompt_list(given: object, field: str, limit: int = MAX_PROMPTS) -> list[Any
 
 
 async def chat_prompt(
-    model: ServedModel,
-    request: ChatCompletionRequest,
-    tok_params: TokenizeParams | None = None,
-    *,
-    with_tools: bool = True,
+    model: ServedModel, request: ChatCompletionRequest, tok_params: TokenizeParams | None = None
 ) -> EngineInput:
-    """The conversation rendered by the chat template and tokenised."""
+    """The conversation rendered by the chat template and tokenised, as the request says where not by `tok_params`."""
     if not request.messages:
         raise ApiError("messages is empty; it must hold at least one message", param="messages")
     if len(request.messages) > MAX_MESSAGES:
         raise ApiError(f"messages holds more than {MAX_MESSAGES} messages", param="messages")
-    params = chat_params(request, model.chat, with_tools=with_tools)
+    params = chat_params(request, model.chat)
+    tok_params = tok_params or tokenize_params(request, model.renderer.default_chat_tok_params)
     messages = [template_message(message) for message in request.messages]
     _, (rendered,) = await model.in_thread(model.renderer.render_chat, [messages], params, tok_params)
+    if request.cache_salt is not None:
+        rendered["cache_salt"] = request.cache_salt
     return rendered
 
 
-def chat_params(request: ChatCompletionRequest, settings: ChatSettings, *, with_tools: bool = True) -> ChatParams:
+def chat_params(request: ChatCompletionRequest, settings: ChatSettings) -> ChatParams:
     """Raises ApiError for a template of the client's own where the server does not trust it."""
     kwargs = {**settings.chat_template_kwargs, **(request.chat_template_kwargs or {})}
     if request.reasoning_effort is not None:
@@ -93,7 +96,8 @@ def chat_params(request: ChatCompletionRequest, settings: ChatSettings, *, with_
             "chat_template is not taken from requests; start the server with --trust-request-chat-template",
             param="chat_template",
         )
-    tools = [plain_tool(tool) for tool in request.tools] if request.tools and with_tools else None
+    hides_tools = request.tool_choice == "none" and settings.exclude_tools_when_tool_choice_none
+    tools = [plain_tool(tool) for tool in request.tools] if request.tools and not hides_tools else None
     continues = bool(request.continue_final_message)
     begins_answer = not continues if request.add_generation_prompt is None else request.add_generation_prompt
     if continues and begins_answer:

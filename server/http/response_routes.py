@@ -99,14 +99,7 @@ def _event_stream(server: Server, events: AsyncGenerator[Event, None], run: Resp
             return _spelled({"type": "error", "message": error.message, "code": error.code, "param": error.param})
         return _spelled(run.error_event(error))
 
-    return EventStream(
-        _spelled_all(events),
-        error_event,
-        "-" if run is None else run.run.caller.request_id,
-        server.options.error_style,
-        server.options.sse_keep_alive_interval,
-        on_error=lambda error: server.metrics.count_stream_error(),
-    )
+    return server.event_stream(_spelled_all(events), "-" if run is None else run.run.caller.request_id, error_event)
 
 
 async def _spelled_all(events: AsyncGenerator[Event, None]) -> AsyncGenerator[bytes, None]:

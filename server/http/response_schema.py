@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from .errors import ApiError
-from .schema import ChatCompletionRequest, ChatMessage, FunctionSpec, Tool
+from .schema import ChatCompletionRequest, ChatMessage, FunctionSpec, Tool, text_field
 
 Item = dict[str, Any]
 LOGPROBS = "message.output_text.logprobs"
@@ -140,16 +140,16 @@ def input_messages(items: list[Item]) -> list[ChatMessage]:
         elif kind == "reasoning":
             parts = item.get("content") or item.get("summary") or []
             turn = _turn(messages)
-            turn.reasoning = (turn.reasoning or "") + "".join(_string(part, "text", where) for part in parts)
+            turn.reasoning = (turn.reasoning or "") + "".join(text_field(part, "text", where) for part in parts)
         elif kind == "function_call":
             turn = _turn(messages)
-            function = {"name": _string(item, "name", where), "arguments": _string(item, "arguments", where)}
-            call = {"id": _string(item, "call_id", where), "type": "function", "function": function}
+            function = {"name": text_field(item, "name", where), "arguments": text_field(item, "arguments", where)}
+            call = {"id": text_field(item, "call_id", where), "type": "function", "function": function}
             turn.tool_calls = [*(turn.tool_calls or ()), call]
         elif kind == "function_call_output":
             output = item.get("output")
-            content = output if isinstance(output, list) else _string(item, "output", where)
-            call_id = _string(item, "call_id", where)
+            content = output if isinstance(output, list) else text_field(item, "output", where)
+            call_id = text_field(item, "call_id", where)
             messages.append(ChatMessage(role="tool", content=content, tool_call_id=call_id))
         else:
             raise ApiError(f"{where}.type {kind!r} is not supported", param=f"{where}.type")
@@ -172,10 +172,3 @@ def _turn(messages: list[ChatMessage]) -> ChatMessage:
     if not messages or messages[-1].role != "assistant":
         messages.append(ChatMessage(role="assistant"))
     return messages[-1]
-
-
-def _string(item: object, key: str, where: str) -> str:
-    value = item.get(key) if isinstance(item, dict) else None
-    if not isinstance(value, str):
-        raise ApiError(f"{where}.{key} must be a text, got {value!r:.50}", param=f"{where}.{key}")
-    return value

@@ -9,6 +9,14 @@ import msgspec
 from .errors import ApiError
 
 
+def text_field(item: object, key: str, where: str) -> str:
+    """`item[key]`. Raises ApiError naming the field below `where` for anything but a text."""
+    value = item.get(key) if isinstance(item, dict) else None
+    if not isinstance(value, str):
+        raise ApiError(f"{where}.{key} must be a text, got {value!r:.50}", param=f"{where}.{key}")
+    return value
+
+
 class StreamOptions(msgspec.Struct, kw_only=True):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None

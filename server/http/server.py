@@ -8,7 +8,7 @@ from starlette.requests import Request
 
 from ..models import ModelHost
 from ..serve_options import ServeOptions
-from .errors import ApiError, unavailable
+from .errors import ApiError, ErrorStyle, unavailable
 from .http_metrics import HttpMetrics
 from .peers import Peers
 from .response_store import ResponseStore
@@ -69,15 +69,22 @@ class Server:
     def told_to_peers(self) -> dict[str, Callable[[], bytes]]:
         return {"metrics": self.metrics_text, "load": lambda: str(self.num_requests).encode()}
 
-    def event_stream(self, events: AsyncGenerator[bytes, None], request_id: str) -> EventStream:
-        """A stream in OpenAI's manner: an error is an event, and [DONE] ends it in any case."""
+    def event_stream(
+        self,
+        events: AsyncGenerator[bytes, None],
+        request_id: str,
+        error_event: Callable[[ApiError], bytes] | None = None,
+        style: ErrorStyle | None = None,
+    ) -> EventStream:
+        """Without `error_event` in OpenAI's manner: an error is an event, and [DONE] ends the stream in any case."""
+        style = style or self.options.error_style
         return EventStream(
             events,
-            lambda error: event(encode(error.body(self.options.error_style))) + DONE,
+            error_event or (lambda error: event(encode(error.body(style))) + DONE),
             request_id,
-            self.options.error_style,
+            style,
             self.options.sse_keep_alive_interval,
-            on_error=lambda error: self.metrics.count_stream_error(),
+            self.metrics.count_stream_error,
         )
 
 

@@ -57,7 +57,7 @@ class EventStream(Response):
         request_id: str,
         style: ErrorStyle = "openai",
         ping_interval: float = 0.0,
-        on_error: Callable[[ApiError], None] | None = None,
+        on_error: Callable[[], None] | None = None,
     ) -> None:
         self.events = events
         self.error_event = error_event
@@ -98,7 +98,7 @@ class EventStream(Response):
         except Exception as cause:
             error = as_api_error(cause, self.request_id)
             if self.on_error is not None:
-                self.on_error(error)
+                self.on_error()
             if not started:
                 await error_response(error, self.style)(scope, receive, send)
                 return

@@ -9,7 +9,7 @@ from starlette.responses import Response
 from ...engine.text.prompts import EngineInput
 from ..models import ServedModel
 from .errors import ApiError
-from .prompts import chat_prompt, completion_prompts, tokenize_params
+from .prompts import chat_prompt, completion_prompts
 from .responses import json_response, read_body
 from .schema import ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from .server import server_of
@@ -33,7 +33,7 @@ async def tokenize(request: Request) -> Response:
 
 async def _tokenized(model: ServedModel, body: TokenizeRequest) -> EngineInput:
     if body.messages:
-        return await chat_prompt(model, body, tokenize_params(body, model.renderer.default_chat_tok_params))
+        return await chat_prompt(model, body)
     if body.prompt is None:
         raise ApiError("either prompt or messages must be given", param="prompt")
     encode = functools.partial(model.tokenizer.encode, add_special_tokens=body.add_special_tokens is not False)
@@ -74,9 +74,7 @@ async def render_completion(request: Request) -> Response:
 async def render_chat(request: Request) -> Response:
     body = await read_body(request, ChatCompletionRequest)
     async with server_of(request).models.use(body.model) as model:
-        tok_params = tokenize_params(body, model.renderer.default_chat_tok_params)
-        with_tools = body.tool_choice != "none" or not model.chat.exclude_tools_when_tool_choice_none
-        return json_response(_shown(await chat_prompt(model, body, tok_params, with_tools=with_tools)))
+        return json_response(_shown(await chat_prompt(model, body)))
 
 
 def _shown(prompt: EngineInput) -> dict[str, Any]:

@@ -6,7 +6,7 @@ alike: a whole answer is fed in one piece.
 
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,8 +50,22 @@ class Delta:
             self.calls.append(call)
 
 
-class ToolParser(ABC):
-    """Finds tool calls in an answer. One object an answer."""
+class Parser(ABC):
+    """What `read` gives, joined, does not depend on where the text was cut."""
+
+    def feed(self, text: str) -> Delta:
+        return self.read(text, at_end=False)
+
+    def finish(self) -> Delta:
+        """What was held back."""
+        return self.read("", at_end=True)
+
+    @abstractmethod
+    def read(self, text: str, at_end: bool) -> Delta: ...
+
+
+class ToolParser(Parser):
+    """Finds tool calls in an answer. One object an answer. An unfinished call's arguments end where the text does."""
 
     start_tags: tuple[str, ...] = ()
     """What begins a call; `held_back` keeps a piece of text that may turn out to be one."""
@@ -61,21 +75,14 @@ class ToolParser(ABC):
         self.tools = {str(tool["name"]): tool for tool in tools}
         self.num_calls = 0
 
-    @abstractmethod
-    def feed(self, text: str) -> Delta: ...
-
-    @abstractmethod
-    def finish(self) -> Delta:
-        """What was held back. An unfinished call's arguments end where the text does."""
-
     def new_call(self, name: str, arguments: str = "", call_id: str | None = None) -> CallDelta:
         call = CallDelta(self.num_calls, call_id or new_call_id(), name, arguments)
         self.num_calls += 1
         return call
 
 
-class ReasoningParser(ABC):
-    """Tells an answer's reasoning from the rest. One object an answer."""
+class ReasoningParser(Parser):
+    """Tells an answer's reasoning from the rest: it gives `reasoning` and `content` only. One object an answer."""
 
     end_tag: str = ""
     """What ends the reasoning, where that is one token of the vocabulary: its tokens are counted up to it."""
@@ -91,15 +98,8 @@ class ReasoningParser(ABC):
         """
         return None
 
-    @abstractmethod
-    def feed(self, text: str) -> Delta:
-        """`reasoning` and `content` only."""
 
-    @abstractmethod
-    def finish(self) -> Delta: ...
-
-
-class AnswerParser:
+class AnswerParser(Parser):
     """Reasoning first; what it leaves as content goes through the tool parser. Either may be None."""
 
     def __init__(self, reasoning: ReasoningParser | None = None, tools: ToolParser | None = None) -> None:
@@ -110,21 +110,11 @@ class AnswerParser:
     def has_calls(self) -> bool:
         return self.tools is not None and self.tools.num_calls > 0
 
-    def feed(self, text: str) -> Delta:
-        delta = Delta(content=text) if self.reasoning is None else self.reasoning.feed(text)
-        return self._through_tools(delta, self.tools.feed) if self.tools is not None else delta
-
-    def finish(self) -> Delta:
-        delta = Delta() if self.reasoning is None else self.reasoning.finish()
-        if self.tools is not None:
-            delta = self._through_tools(delta, self.tools.feed)
-            delta.add(self.tools.finish())
-        return delta
-
-    def _through_tools(self, delta: Delta, feed: Callable[[str], Delta]) -> Delta:
-        if not delta.content:
+    def read(self, text: str, at_end: bool) -> Delta:
+        delta = Delta(content=text) if self.reasoning is None else self.reasoning.read(text, at_end)
+        if self.tools is None or not (delta.content or at_end):
             return delta
-        parsed = feed(delta.content)
+        parsed = self.tools.read(delta.content, at_end)
         parsed.reasoning = delta.reasoning + parsed.reasoning
         return parsed
 
@@ -142,3 +132,9 @@ def held_back(text: str, tags: Iterable[str]) -> int:
                 longest = length
                 break
     return longest
+
+
+def first_tag(text: str, tags: Iterable[str]) -> tuple[int, str]:
+    """Where the first of `tags` begins, and which it is, the longest one there; (-1, "") where none does."""
+    found = [(position, tag) for tag in tags if (position := text.find(tag)) >= 0]
+    return min(found, key=lambda each: (each[0], -len(each[1])), default=(-1, ""))

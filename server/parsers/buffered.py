@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 
-from .base import CallDelta, Delta, ToolParser, held_back
+from .base import CallDelta, Delta, ToolParser, first_tag, held_back
 from .json_value import JsonCall
 
 
@@ -16,22 +16,16 @@ class BufferedParser(ToolParser):
         self.at_end = False
         self._call: JsonCall | None = None
 
-    def feed(self, text: str) -> Delta:
+    def read(self, text: str, at_end: bool) -> Delta:
         self.buffer += text
-        return self._run()
-
-    def finish(self) -> Delta:
-        self.at_end = True
-        delta = self._run()
-        self._give_up_call(delta)
-        delta.content += self.buffer
-        self.buffer = ""
-        return delta
-
-    def _run(self) -> Delta:
+        self.at_end = at_end
         delta = Delta()
         while self.state(delta):
             pass
+        if at_end:
+            self._give_up_call(delta)
+            delta.content += self.buffer
+            self.buffer = ""
         return delta
 
     def in_content(self, delta: Delta) -> bool:
@@ -60,9 +54,7 @@ class BufferedParser(ToolParser):
         delta.content += text
 
     def find(self, tags: Iterable[str]) -> tuple[int, str]:
-        """Where the first of the tags begins, and which it is; (-1, "") where none does."""
-        found = [(position, tag) for tag in tags if (position := self.buffer.find(tag)) >= 0]
-        return min(found, key=lambda each: (each[0], -len(each[1])), default=(-1, ""))
+        return first_tag(self.buffer, tags)
 
     def skip(self, *tags: str) -> bool | None:
         """Drop white space, then one of the tags. True if one was there, None while that is not yet known."""

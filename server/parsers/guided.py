@@ -1,11 +1,10 @@
 """Tool calls that a grammar holds the output to: one named function's arguments, or a JSON array of calls."""
 
-import json
 from collections.abc import Iterable
 from typing import Any
 
 from .base import CallDelta, Delta, ToolParser
-from .json_value import JsonScanner
+from .buffered import BufferedParser
 
 
 class NamedCall(ToolParser):
@@ -15,65 +14,31 @@ class NamedCall(ToolParser):
         super().__init__()
         self.name = name
 
-    def feed(self, text: str) -> Delta:
-        if self.num_calls == 0:
-            return Delta(calls=[self.new_call(self.name, text)])
-        return Delta(calls=[CallDelta(0, arguments=text)])
-
-    def finish(self) -> Delta:
-        return Delta()
+    def read(self, text: str, at_end: bool) -> Delta:
+        if not text:
+            return Delta()
+        return Delta(calls=[CallDelta(0, arguments=text) if self.num_calls else self.new_call(self.name, text)])
 
 
-class RequiredCalls(ToolParser):
-    """A JSON array of `{"name": ..., "parameters": {...}}`, in that order, as `required_schema` asks for."""
+class RequiredCalls(BufferedParser):
+    """A JSON array of `{"name": ..., "parameters": {...}}`, as `required_schema` asks for; without a call, content."""
 
     def __init__(self, tools: Iterable[dict[str, object]] = ()) -> None:
         super().__init__(tools)
+        self.state = self.after_call
         self._text = ""
-        self._position = 0  # up to where the text is understood
-        self._scanner: JsonScanner | None = None  # of the arguments being read
-        self._called = False
 
-    def feed(self, text: str) -> Delta:
+    def read(self, text: str, at_end: bool) -> Delta:
         self._text += text
-        delta = Delta()
-        while self._advance(delta):
-            pass
+        delta = super().read(text, at_end)
+        delta.content = self._text if at_end and not self.num_calls else ""
         return delta
 
-    def finish(self) -> Delta:
-        if not self._called and self._text:
-            return Delta(content=self._text)
-        return Delta()
-
-    def _advance(self, delta: Delta) -> bool:
-        """Read one thing more, into `delta`; False where more text is needed."""
-        if self._scanner is not None:
-            length = self._scanner.feed(self._text[self._position :])
-            part = self._text[self._position : self._position + length]
-            self._position += length
-            if part:
-                delta.add_call(CallDelta(self.num_calls - 1, arguments=part))
-            if not self._scanner.complete:
-                return False
-            self._scanner = None
-            return True
-        name_key = self._text.find('"name"', self._position)
-        parameters_key = self._text.find('"parameters"', self._position)
-        if name_key < 0 or parameters_key < 0:
-            return False
-        start = self._text.find("{", parameters_key)
-        if start < 0:
-            return False
-        try:
-            name = json.loads("{" + self._text[name_key:parameters_key].rstrip().rstrip(",") + "}")["name"]
-        except (ValueError, KeyError):
-            return False
-        self._called = True
-        self._position = start
-        self._scanner = JsonScanner()
-        delta.add_call(self.new_call(str(name)))
-        return True
+    def after_call(self, delta: Delta) -> bool:
+        """Up to the next call: what an array has between its elements."""
+        self.buffer = self.buffer.lstrip(" \t\r\n[],")
+        self.state = self.in_json if self.buffer else self.after_call
+        return bool(self.buffer)
 
 
 def required_schema(tools: Iterable[dict[str, Any]], only_one: bool = False) -> dict[str, Any]:

@@ -6,7 +6,7 @@ Analysis is reasoning; the final channel, and comments to nobody, are content; a
 import re
 from collections.abc import Iterable
 
-from .base import CallDelta, Delta, ReasoningParser, ToolParser, held_back
+from .base import CallDelta, Delta, ReasoningParser, ToolParser, first_tag, held_back
 
 _CHANNEL, _MESSAGE = "<|channel|>", "<|message|>"
 _HEADS = ("<|start|>", _CHANNEL)
@@ -31,7 +31,7 @@ class HarmonyReader:
         elif prompt.rstrip().endswith("<|start|>assistant"):
             self._in_head = True
 
-    def feed(self, text: str, at_end: bool = False) -> Iterable[str]:
+    def read(self, text: str, at_end: bool) -> Iterable[str]:
         """Pieces of the messages' bodies; between two of them, the state tells which message they are of.
 
         A new call is an empty piece with `function` set.
@@ -47,7 +47,7 @@ class HarmonyReader:
                 if self.function is not None:
                     yield ""
                 continue
-            position, tag = self._next_tag()
+            position, tag = first_tag(self._buffer, _ALL)
             if not tag:
                 break
             if position:
@@ -57,10 +57,6 @@ class HarmonyReader:
             if tag in _HEADS:
                 self._in_head, self._buffer = True, tag + self._buffer
         yield from self._rest(at_end)
-
-    def _next_tag(self) -> tuple[int, str]:
-        found = [(position, tag) for tag in _ALL if (position := self._buffer.find(tag)) >= 0]
-        return min(found, default=(-1, ""))
 
     def _rest(self, at_end: bool) -> Iterable[str]:
         """What can be no beginning of a tag. A head that never ended is dropped, unless it is plain text."""
@@ -91,15 +87,9 @@ class HarmonyToolParser(ToolParser):
         super().__init__(tools)
         self._reader = HarmonyReader()
 
-    def feed(self, text: str) -> Delta:
-        return self._read(text)
-
-    def finish(self) -> Delta:
-        return self._read("", at_end=True)
-
-    def _read(self, text: str, at_end: bool = False) -> Delta:
+    def read(self, text: str, at_end: bool) -> Delta:
         delta = Delta()
-        for piece in self._reader.feed(text, at_end):
+        for piece in self._reader.read(text, at_end):
             if self._reader.function is None:
                 if self._reader.in_analysis:
                     delta.reasoning += piece
@@ -123,15 +113,9 @@ class HarmonyReasoning(ReasoningParser):
         self.in_reasoning = self._reader.in_analysis
         self._open_call = False
 
-    def feed(self, text: str) -> Delta:
-        return self._read(text)
-
-    def finish(self) -> Delta:
-        return self._read("", at_end=True)
-
-    def _read(self, text: str, at_end: bool = False) -> Delta:
+    def read(self, text: str, at_end: bool) -> Delta:
         delta = Delta()
-        for piece in self._reader.feed(text, at_end):
+        for piece in self._reader.read(text, at_end):
             if self._reader.in_analysis:
                 delta.reasoning += piece
                 continue

@@ -91,6 +91,7 @@ class NamedJsonParser(BufferedParser):
     """Formats that write a name, a separator and the arguments' object. The subclasses say with which tags."""
 
     separators: tuple[str, ...] = ()
+    """Between name and arguments; "{" is where the arguments begin at once."""
     end_tags: tuple[str, ...] = ()
     """Between and behind calls, dropped with the white space around them."""
 
@@ -106,9 +107,8 @@ class NamedJsonParser(BufferedParser):
         if position < 0:
             return False
         name, call_id = self.name_of(self.buffer[:position])
-        self.buffer = self.buffer[position + len(separator) :]
+        self.buffer = self.buffer[position + len(separator.removesuffix("{")) :]
         delta.add_call(self.new_call(name, call_id=call_id))
-        self._arguments = JsonScanner()
         self.state = self.in_arguments
         return True
 
@@ -117,23 +117,20 @@ class NamedJsonParser(BufferedParser):
         return text.strip(), None
 
     def in_arguments(self, delta: Delta) -> bool:
-        assert self._arguments is not None
-        position = self.buffer.find("{")
-        if self._arguments_begun is False:
+        if self._arguments is None:
+            position = self.buffer.find("{")
             if position < 0:
                 return False
             self.buffer = self.buffer[position:]
-            self._arguments_begun = True
+            self._arguments = JsonScanner()
         length = self._arguments.feed(self.buffer)
         delta.add_call(CallDelta(self.num_calls - 1, arguments=self.buffer[:length]))
         self.buffer = self.buffer[length:]
         if not self._arguments.complete:
             return False
-        self._arguments_begun = False
+        self._arguments = None
         self.state = self.after_call
         return True
-
-    _arguments_begun = False
 
     def after_call(self, delta: Delta) -> bool:
         skipped = self.skip(*self.end_tags)
@@ -192,8 +189,8 @@ class MistralParser(NamedJsonParser):
     """`[TOOL_CALLS]` and an array of objects, or, in newer models, `NAME[ARGS]{...}` or `NAME{...}` each."""
 
     start_tags = ("[TOOL_CALLS]",)
-    separators = ("[ARGS]",)
-    end_tags = ("[TOOL_CALLS]",)
+    separators = ("[ARGS]", "{")
+    end_tags = ("[TOOL_CALLS]", ",")
 
     def enter_call(self, tag: str) -> None:
         self.state = self.array_or_name
@@ -209,19 +206,8 @@ class MistralParser(NamedJsonParser):
             self.state = self.in_name
         return True
 
-    def in_name(self, delta: Delta) -> bool:
-        position, separator = self.find(("[ARGS]", "{"))
-        if position < 0:
-            return False
-        name = self.buffer[:position].strip()
-        self.buffer = self.buffer[position:].removeprefix("[ARGS]")
-        delta.add_call(self.new_call(name))
-        self._arguments = JsonScanner()
-        self.state = self.in_arguments
-        return True
-
     def after_call(self, delta: Delta) -> bool:
-        skipped = self.skip("[TOOL_CALLS]", ",")
+        skipped = self.skip(*self.end_tags)
         if skipped is None:
             return False
         if not skipped:

@@ -20,6 +20,7 @@ class TaggedReasoning(ReasoningParser):
         self._held_newlines = ""
         self._at_start = True
         self._at_border = False
+        self._skip_newline = False
 
     def framed(self, answer: Format) -> Format | None:
         if self._done:
@@ -30,14 +31,8 @@ class TaggedReasoning(ReasoningParser):
         opened = {"type": "sequence", "elements": [reasoning | {"begin": self.start_tag}, answer]}
         return opened if _is_regular(answer) else {"type": "or", "elements": [opened, answer]}
 
-    def feed(self, text: str) -> Delta:
+    def read(self, text: str, at_end: bool) -> Delta:
         self._buffer += text
-        return self._read(at_end=False)
-
-    def finish(self) -> Delta:
-        return self._read(at_end=True)
-
-    def _read(self, at_end: bool) -> Delta:
         delta = Delta()
         if self._at_start and not self._done and not self._read_start(at_end):
             return delta
@@ -56,13 +51,8 @@ class TaggedReasoning(ReasoningParser):
         if stripped.startswith(self.start_tag):
             self._buffer = stripped.removeprefix(self.start_tag)
             self.in_reasoning = True
-        if not self.in_reasoning:
-            self._done = True
-        else:
-            self._skip_newline = True
+        self._done, self._skip_newline = not self.in_reasoning, self.in_reasoning
         return True
-
-    _skip_newline = False
 
     def _read_reasoning(self, delta: Delta, at_end: bool) -> None:
         if self._skip_newline and self._buffer:
