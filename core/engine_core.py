@@ -23,6 +23,8 @@ from .executor.abstract import Executor
 from .kv_cache.block_hash import BlockHasher
 from .kv_cache.groups import KVCacheConfig
 from .kv_sizing import NULL_BLOCKS, num_kv_blocks, with_kv_blocks
+from .models.registry import resolve_model_spec
+from .multimodal.encoder import check_data
 from .profile_ranges import profile_range
 from .request_checks import check_request
 from .scheduler.pause import PauseState
@@ -45,6 +47,7 @@ UTILITIES = frozenset(
         "pin_lora",
         "profile",
         "remove_lora",
+        "reset_mm_cache",
         "reset_prefix_cache",
         "resume_scheduler",
         "sleep",
@@ -95,6 +98,8 @@ class EngineCore:
             self.executor.shutdown()
             raise
         cache_config = self.vllm_config.cache_config
+        with_vision = vllm_config.mm_config is not None
+        self._vision = resolve_model_spec(vllm_config.model_config.hf_config).vision if with_vision else None
         self._block_hasher = BlockHasher(cache_config.block_size) if cache_config.enable_prefix_caching else None
 
     @property
@@ -120,9 +125,22 @@ class EngineCore:
         check_request(request, self.vllm_config.model_config)
         if request.adapter is not None and self.vllm_config.lora_config is None:
             raise ValueError(NO_ADAPTERS)
+        self._check_features(request)
         prepared = Request.from_engine_core_request(request, self._block_hasher)
         self.structured_output_manager.grammar_init(prepared)
         return prepared
+
+    def _check_features(self, request: EngineCoreRequest) -> None:
+        """Raises ValueError for pictures that the encoder could not take."""
+        if not request.mm_features:
+            return
+        config = self.vllm_config.mm_config
+        if self._vision is None or config is None:
+            raise ValueError("mm_features are given, but this model takes text only")
+        for feature in request.mm_features:
+            check_data(feature, self._vision)
+            if feature.mm_position.num_embeds > config.encoder_capacity:
+                raise ValueError(f"mm_features: a picture of more than {config.encoder_capacity} tokens")
 
     def add_request(self, request: EngineCoreRequest) -> None:
         """Queues a request; one that cannot be prepared ends at once, with an error as its output.
@@ -251,6 +269,10 @@ class EngineCore:
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         return self.scheduler.reset_prefix_cache(reset_running_requests)
 
+    def reset_mm_cache(self) -> None:
+        """Forgets the embeddings of pictures that no running request needs."""
+        self.scheduler.reset_encoder_cache()
+
     def pause_scheduler(self, mode: PauseMode = "abort", clear_cache: bool = True) -> "Future[None]":
         """Done once nothing runs any more. New requests queue until `resume_scheduler`.
 
@@ -268,6 +290,7 @@ class EngineCore:
         def paused() -> None:
             if clear_cache:
                 self.scheduler.reset_prefix_cache(reset_running_requests=mode == "keep")
+                self.scheduler.reset_encoder_cache()
             then()
 
         return self._when_idle(paused)

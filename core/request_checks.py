@@ -5,6 +5,7 @@ make may send what no shell would.
 import math
 
 from ..protocol.config import ModelConfig
+from ..protocol.multimodal import check_order
 from ..protocol.param_checks import below_vocab, check_logprob_limit, reject
 from ..protocol.pooling import ResolvedPooling
 from ..protocol.requests import EngineCoreRequest
@@ -21,6 +22,7 @@ def check_request(request: EngineCoreRequest, model_config: ModelConfig) -> None
     embeds = request.prompt_embeds
     if embeds is not None and (embeds.ndim != 2 or embeds.dtype.kind not in "fiu"):
         raise ValueError(f"prompt_embeds must be 2-D and of numbers, got {embeds.dtype} {list(embeds.shape)}")
+    check_order(request.mm_features, len(request.prompt_token_ids))
     if not math.isfinite(request.arrival_time):
         reject("arrival_time", request.arrival_time, "finite")
     params = request.params

@@ -43,11 +43,13 @@ from ..protocol.param_checks import (
 )
 from ..protocol.pooling import PoolerConfig
 from ..protocol.user_classes import end_script_at_engine, path_of
+from ..shared.composite_config import with_text_fields
 from ..shared.rope_config import override_config, stretched_length
 from .cli_args import add_field_arguments, kinds_of, option
 from .model_files.model_source import ModelFiles, resolve_model
 from .model_files.sentence_transformers import SentenceTransformer
 from .model_files.short_names import DEFAULT_MODEL
+from .multimodal_options import PictureArgs
 from .neutral_args import NeutralArgs
 from .pooling_options import Convert, Runner, pooler_spec
 from .speculation import parse_speculative_config
@@ -102,7 +104,7 @@ _BATCH_DEFAULTS = {  # tokens a step, requests at once
 
 
 @dataclass
-class EngineArgs(NeutralArgs):
+class EngineArgs(PictureArgs, NeutralArgs):
     """An engine's options under vLLM's names. `create_engine_config` checks them; None means "work it out"."""
 
     model: str | os.PathLike[str] = option(DEFAULT_MODEL, "short name, folder, .gguf file or id on the model hub")
@@ -210,14 +212,18 @@ class EngineArgs(NeutralArgs):
     def _engine_config(self, usage_context: UsageContext) -> VllmConfig:
         needs_tokenizer = not self.skip_tokenizer_init and self.tokenizer is None
         files = resolve_model(os.fspath(self.model), self.revision, with_tokenizer=needs_tokenizer)
-        hf_config = override_config(files.hf_config, self.hf_overrides or {})
+        hf_config = with_text_fields(override_config(files.hf_config, self.hf_overrides or {}))
         if not isinstance(hf_config.get("vocab_size"), int):
             raise ValueError(f"the configuration of {files.path} has no vocab_size; is it a language model?")
         max_model_len = self._max_model_len(hf_config, files.sentence_transformer)
+        model_config = self._model_config(files, hf_config, max_model_len)
+        scheduler_config = self._scheduler_config(usage_context, max_model_len)
+        mm_config = self._multimodal_config(hf_config, files.path, scheduler_config.max_num_batched_tokens)
         return VllmConfig(
-            model_config=self._model_config(files, hf_config, max_model_len),
+            model_config=model_config,
             cache_config=self._cache_config(),
-            scheduler_config=self._scheduler_config(usage_context, max_model_len),
+            scheduler_config=scheduler_config,
+            mm_config=mm_config if model_config.pooler is None else None,
             parallel_config=self._parallel_config(),
             lora_config=self._lora_config(resolve_dtype(self.dtype, hf_config)),
             speculative_config=parse_speculative_config(self.speculative_config),

@@ -12,6 +12,7 @@ from .controls import EngineControls
 from .log import configure_logging
 from .metrics.loggers import StatLoggerFactory
 from .metrics.manager import StatLoggerManager
+from .multimodal.inputs import MultiModalInputs
 from .outputs.output_processor import OutputProcessor
 from .outputs.tracing import make_tracer
 from .requests.adapters import AdapterBook
@@ -48,7 +49,9 @@ class EngineBase(EngineControls):
         self.tracer = make_tracer(vllm_config)
         self.engine_core = connect(self.log_stats or self.tracer is not None)
         self.vllm_config = self.engine_core.vllm_config
-        self.renderer = Renderer(self.vllm_config.model_config, self.tokenizer)
+        mm_config = self.vllm_config.mm_config
+        multimodal = None if mm_config is None else MultiModalInputs(self.vllm_config.model_config, mm_config)
+        self.renderer = Renderer(self.vllm_config.model_config, self.tokenizer, multimodal)
         self.input_processor = InputProcessor(self.vllm_config, self.tokenizer, self.renderer, client_index)
         self.adapters = AdapterBook(self.vllm_config.lora_config)
         self.output_processor = OutputProcessor(

@@ -173,9 +173,6 @@ class NeutralArgs:
     specialize_active_lora: object = _only(False, because=_LORA)
     fully_sharded_loras: object = _only(False, because=_LORA)
     default_mm_loras: object = _only(None, because=_LORA)
-    limit_mm_per_prompt: object = _only(None, {}, because=_TEXT_ONLY)
-    mm_processor_kwargs: object = _only(None, because=_TEXT_ONLY)
-    mm_processor_cache_gb: object = _only(4, 0, because=_TEXT_ONLY)
     mm_processor_cache_type: object = _only("lru", because=_TEXT_ONLY)
     mm_shm_cache_max_object_size_mb: object = _only(128, because=_TEXT_ONLY)
     mm_encoder_tp_mode: object = _only("weights", because=_TEXT_ONLY)
@@ -183,13 +180,9 @@ class NeutralArgs:
     mm_encoder_only: object = _only(False, because=_TEXT_ONLY)
     media_io_kwargs: object = _only(None, {}, because=_TEXT_ONLY)
     skip_mm_profiling: object = _only(False, True, because=_TEXT_ONLY)
-    language_model_only: object = _only(False, True, because=_TEXT_ONLY)
     interleave_mm_strings: object = _only(False, because=_TEXT_ONLY)
-    enable_mm_embeds: object = _only(False, because=_TEXT_ONLY)
     tokens_only: object = _only(False, because="use skip_tokenizer_init")
     video_pruning_rate: object = _only(None, because=_TEXT_ONLY)
-    allowed_local_media_path: object = _only("", because=_TEXT_ONLY)
-    allowed_media_domains: object = _only(None, because=_TEXT_ONLY)
 
     disable_log_requests: object = _former(
         True, because="requests are logged with AsyncEngineArgs(enable_log_requests=True)"

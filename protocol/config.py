@@ -166,6 +166,18 @@ class LoRAConfig(msgspec.Struct, frozen=True, kw_only=True):
             )
 
 
+class MultiModalConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Pictures: how many a prompt may have, from where they may come, and what room their embeddings have."""
+
+    limit_per_prompt: int
+    processor_kwargs: dict[str, Any] = {}
+    cache_bytes: int = 4 << 30  # of prepared pictures, in the shell
+    encoder_capacity: int  # embeddings that the core holds, and computes in a step
+    enable_mm_embeds: bool = False
+    allowed_local_media_path: str = ""  # "": none
+    allowed_media_domains: list[str] | None = None  # None: any
+
+
 class VllmConfig(msgspec.Struct, frozen=True, kw_only=True):
     """All of it. Travels to the core in the handshake."""
 
@@ -176,6 +188,7 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True):
     speculative_config: SpeculativeConfig | None = None
     observability_config: ObservabilityConfig = msgspec.field(default_factory=ObservabilityConfig)
     lora_config: LoRAConfig | None = None  # None: no adapters
+    mm_config: MultiModalConfig | None = None  # None: text only
 
 
 def with_final_figures(vllm_config: VllmConfig, max_model_len: int, num_gpu_blocks: int, block_size: int) -> VllmConfig:

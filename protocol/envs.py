@@ -69,6 +69,8 @@ VARIABLES: dict[str, EnvironmentVariable] = {
     "VLLM_V1_OUTPUT_PROC_CHUNK_SIZE": EnvironmentVariable(
         _integer, 128, "outputs handled before other asyncio tasks get a turn"
     ),
+    "VLLM_IMAGE_FETCH_TIMEOUT": EnvironmentVariable(_number, 5.0, "seconds that fetching a chat's picture may take"),
+    "VLLM_MEDIA_URL_ALLOW_REDIRECTS": EnvironmentVariable(_flag, True, "follow redirects of a picture's address"),
     "VLLM_MAX_N_SEQUENCES": EnvironmentVariable(_integer, 16384, "largest SamplingParams.n and beam_width"),
     "VLLM_ALLOW_LONG_MAX_MODEL_LEN": EnvironmentVariable(_flag, False, "accept a max_model_len beyond the model's own"),
     "VLLM_BATCH_INVARIANT": EnvironmentVariable(

@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 
 from .lora import LoadedAdapter
+from .multimodal import MultiModalFeatureSpec
 from .pooling import ResolvedPooling
 from .resolved_sampling import ResolvedSampling
 
@@ -31,6 +32,7 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, omit_defaults=True, gc=
     one for each request, even if one has the id that another had before. 0: it has none.
     `adapter`: the LoRA adapter that answers it; None: the model as it is.
     `prompt_embeds`: [num_prompt_tokens, hidden_size] float32, in place of token ids.
+    `mm_features`: the pictures of the prompt, in the order of their tokens.
     """
 
     request_id: str
@@ -48,6 +50,7 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, omit_defaults=True, gc=
     resumable: bool = False  # more prompt may follow under the same id
     handle: int = 0
     adapter: LoadedAdapter | None = None
+    mm_features: list[MultiModalFeatureSpec] = []
 
 
 REQUEST_SHUTDOWN = "request_shutdown"

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ...protocol.multimodal import MultiModalFeatureSpec
+
 ROOT_HASH = hashlib.sha256(b"corespan kv cache root").digest()
 """The parent of a request's first block."""
 
@@ -18,8 +20,8 @@ class BlockHasher:
 
     A block is encoded as: its parent's hash (32 bytes), its token ids (8 bytes each, so the width is fixed), then each
     extra key as a tag byte, its length (8 bytes) and its bytes. Extra keys: the cache salt and the digest of the LoRA
-    adapter's weights, in the first block only since the chain carries them on, and the digest of the block's slice of
-    the prompt embeddings.
+    adapter's weights, in the first block only since the chain carries them on; the digest of the block's slice of the
+    prompt embeddings; and each picture that the block holds a token of, with where in the picture the block begins.
     """
 
     def __init__(self, block_size: int) -> None:
@@ -32,6 +34,7 @@ class BlockHasher:
         cache_salt: str | None = None,
         prompt_embeds: np.ndarray | None = None,
         adapter_digest: str | None = None,
+        mm_features: Sequence[MultiModalFeatureSpec] = (),
     ) -> None:
         """Append the hashes of the full blocks of `token_ids` that `block_hashes` lacks.
 
@@ -54,6 +57,10 @@ class BlockHasher:
                 encoded += _extra_key(b"L", adapter_digest.encode())
             if prompt_embeds is not None and position < num_embeds:
                 encoded += _extra_key(b"E", _embeds_digest(prompt_embeds[position : position + size]))
+            for feature in mm_features:
+                place = feature.mm_position
+                if place.offset < position + size and position < place.end:
+                    encoded += _extra_key(b"M", f"{position - place.offset}:{feature.identifier}".encode())
             parent = hashlib.sha256(encoded).digest()
             block_hashes.append(parent)
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from .families.gemma import gemma2, gemma3
+from .families.idefics3 import idefics3
 from .families.llama import llama, mistral
 from .families.qwen import qwen2, qwen3
 from .spec import ModelSpec
@@ -15,6 +16,8 @@ FAMILIES: dict[str, Callable[[Mapping[str, Any]], ModelSpec]] = {
     "Qwen3ForCausalLM": qwen3,
     "Gemma2ForCausalLM": gemma2,
     "Gemma3ForCausalLM": gemma3,
+    "Idefics3ForConditionalGeneration": idefics3,
+    "SmolVLMForConditionalGeneration": idefics3,
     "LlamaForSequenceClassification": llama,  # from here on they pool, and come without a head
     "MistralForSequenceClassification": mistral,
     "Qwen2ForSequenceClassification": qwen2,

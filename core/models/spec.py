@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ...shared.rope_config import RopeConfig
+from .vision import VisionSpec
 
 Activation = Literal["silu", "gelu_tanh"]
 
@@ -104,3 +105,4 @@ class ModelSpec:
     norm_offset: float = 0.0
     embed_scale: float = 1.0
     logit_softcap: float | None = None
+    vision: VisionSpec | None = None  # what turns pictures into embeddings, where it takes any

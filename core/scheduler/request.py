@@ -76,6 +76,7 @@ class Request:
         "has_news",
         "_always_has_news",
         "prompt_embeds",
+        "mm_features",
         "adapter",
         "resumable",
         "pending_prompts",
@@ -122,6 +123,7 @@ class Request:
         self.trace_headers = request.trace_headers
         self.handle = request.handle
         self.prompt_embeds = request.prompt_embeds
+        self.mm_features = request.mm_features
         self.adapter = request.adapter
         self.resumable = request.resumable
         self.pending_prompts: deque[Request] = deque()  # of a streamed prompt; a non-resumable one ends it
@@ -203,7 +205,9 @@ class Request:
     def extend_block_hashes(self) -> None:
         if self._block_hasher is not None:
             digest = None if self.adapter is None else self.adapter.digest
-            self._block_hasher.extend(self.block_hashes, self.token_ids, self.cache_salt, self.prompt_embeds, digest)
+            self._block_hasher.extend(
+                self.block_hashes, self.token_ids, self.cache_salt, self.prompt_embeds, digest, self.mm_features
+            )
 
     def append_output_token(self, token_id: int) -> bool:
         """Add a sampled token; True when it is the last one, and then `status` and `stop_reason` say why.

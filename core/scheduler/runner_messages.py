@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ...protocol.lora import LoadedAdapter
+from ...protocol.multimodal import MultiModalFeatureSpec
 from ...protocol.outputs import LogprobsArrays
 from ...protocol.pooling import ResolvedPooling
 from ...protocol.resolved_sampling import ResolvedSampling
@@ -32,6 +33,7 @@ class NewRequestData:
     num_computed_tokens: int
     prompt_embeds: np.ndarray | None = None
     adapter: LoadedAdapter | None = None
+    mm_features: Sequence[MultiModalFeatureSpec] = ()
     pooling: ResolvedPooling | None = None
 
 
@@ -43,6 +45,8 @@ class SchedulerOutput:
     rows: [num_reqs] int64, the requests with work, in the order in which they started; num_scheduled_tokens: [num_reqs]
     int64, of each, from where its last step ended. By row: `new_block_ids`, by KV group, of requests that are in the
     batch already; `drafts`, tokens that may follow a request's last one: they are computed behind it, and counted.
+    `encoder_inputs`: the arrays of the pictures to be encoded before the model runs, by identifier; `encoder_dropped`:
+    those whose embeddings are not needed any more, which go before that.
     `grammar_bitmask`: [len(structured_rows), ceil(vocab_size / 32)] int32, bit set = token allowed.
     """
 
@@ -53,6 +57,8 @@ class SchedulerOutput:
     total_num_scheduled_tokens: int
     new_block_ids: dict[int, list[list[int]]] = field(default_factory=dict)
     drafts: dict[int, Sequence[int]] = field(default_factory=dict)
+    encoder_inputs: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
+    encoder_dropped: list[str] = field(default_factory=list)
     structured_rows: list[int] = field(default_factory=list)
     grammar_bitmask: np.ndarray | None = None
 

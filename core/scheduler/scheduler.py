@@ -13,6 +13,7 @@ from ..kv_cache.groups import FullAttention, KVCacheConfig, LayerKind
 from ..kv_cache.kv_cache_manager import KVCacheManager
 from ..speculation.ngram import MAX_STEP_TOKENS, NgramProposer
 from .adapter_gate import AdapterGate
+from .encoder_gate import EncoderGate
 from .grammar_gate import GrammarGate, GrammarManager
 from .pause import PauseState
 from .request import Request, RequestStatus
@@ -64,6 +65,8 @@ class Scheduler:
         self._adapters: AdapterGate | None = None
         if lora_config is not None:
             self._adapters = AdapterGate(self.table, lora_config.max_loras, patience=config.max_num_seqs)
+        mm_config = vllm_config.mm_config
+        self._encoder = None if mm_config is None else EncoderGate(mm_config.encoder_capacity)
         self._num_preemptions = 0  # since the last statistics
 
     # Requests come and go
@@ -103,9 +106,15 @@ class Scheduler:
             request = requests.get(request_id)
             if request is not None:
                 self.table.finish(request, status)
-                self.kv_cache_manager.free(request_id)
+                self._free(request)
                 finished.append((request_id, request.client_index))
         return finished
+
+    def _free(self, request: Request) -> None:
+        """It holds nothing any more."""
+        self.kv_cache_manager.free(request.request_id)
+        if self._encoder is not None:
+            self._encoder.release(request)
 
     def has_requests(self) -> bool:
         """Whether a step has anything to do, be it only to pass on what has ended."""
@@ -139,6 +148,11 @@ class Scheduler:
         logger.warning("the prefix cache was not reset: %d requests hold blocks of it", len(self.table.running))
         return False
 
+    def reset_encoder_cache(self) -> None:
+        """Forget the embeddings of pictures that no running request needs."""
+        if self._encoder is not None:
+            self._encoder.reset()
+
     def make_stats(self) -> SchedulerStats:
         """The present state, and the counts since the last call."""
         num_running, num_waiting = self.get_request_counts()
@@ -169,6 +183,8 @@ class Scheduler:
         output = plan.to_output(self.table.take_removed(), self.kv_cache_manager)
         if plan.constrained:
             self._grammars.constrain(output, plan.constrained)
+        if self._encoder is not None:
+            self._encoder.to_output(output)
         return output
 
     def _queue_compiled(self) -> None:
@@ -190,8 +206,10 @@ class Scheduler:
             num_new = len(request.token_ids) - request.num_computed_tokens
             if num_new != 1:
                 num_new = self._chunk(num_new, plan.budget)
-                if num_new == 0:
-                    continue
+            if self._encoder is not None and request.num_computed_tokens < request.num_prompt_tokens:
+                num_new = self._encoder.cut(request, request.num_computed_tokens, num_new, plan)
+            if num_new == 0:
+                continue
             end = request.num_computed_tokens + num_new
             # Decode fast path: allocate only where this token starts a block, hash only where it completes one.
             if (end % block_size <= 1 or num_new > 1) and not self._take_blocks(request, end, plan):
@@ -241,7 +259,7 @@ class Scheduler:
     def _preempt(self, request: Request) -> None:
         """Take everything computed from a running request and let it wait for its turn to come again."""
         self.kv_cache_manager.revoke(request.request_id)
-        self.kv_cache_manager.free(request.request_id)
+        self._free(request)
         request.reset_progress()
         self.table.preempt(request)
         self._num_preemptions += 1
@@ -303,11 +321,15 @@ class Scheduler:
         prefix = self.kv_cache_manager.find_prefix(hashes, request.num_tokens)
         num_cached = prefix.num_tokens
         num_new = self._chunk(request.num_tokens - num_cached, plan.budget)
+        if self._encoder is not None:
+            num_new = self._encoder.cut(request, num_cached, num_new, plan)
         if num_new == 0:
             return False
         # Watermark: one free block per running request, so that admission does not cause an immediate preemption.
         watermark = len(self.table.running)
         if not self.kv_cache_manager.admit(request.request_id, request.num_tokens, prefix, watermark):
+            if self._encoder is not None:
+                self._encoder.release(request)
             return False
         self.kv_cache_manager.cache_blocks(request.request_id, request.block_hashes, num_cached + num_new)
         request.num_computed_tokens = num_cached
@@ -334,6 +356,8 @@ class Scheduler:
         if runner_output.failed:
             self._fail(scheduler_output, runner_output.failed)
         self.kv_cache_manager.commit()
+        if self._encoder is not None:
+            self._encoder.step_done()
         for finished in self.table.take_finished_unseen():
             outputs.add(finished, [])
         if runner_output.prompt_logprobs:
@@ -406,7 +430,7 @@ class Scheduler:
             request = scheduled[row]
             void_ids.update(self.kv_cache_manager.revoke(request.request_id))
             if request.status is RequestStatus.RUNNING:
-                self.kv_cache_manager.free(request.request_id)
+                self._free(request)
                 self.table.finish_unseen(request, RequestStatus.FINISHED_ERROR, error)
         if not void_ids:
             return
@@ -422,7 +446,7 @@ class Scheduler:
 
     def _finish_running(self, request: Request) -> None:
         """A running request has its last token; an open session waits for more prompt instead of finishing."""
-        self.kv_cache_manager.free(request.request_id)
+        self._free(request)
         if not request.resumable or request.status is RequestStatus.FINISHED_ERROR:
             self.table.finish(request, request.status)
             return

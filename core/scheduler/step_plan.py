@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ...protocol.multimodal import MultiModalFeatureSpec
 from ..kv_cache.kv_cache_manager import KVCacheManager
 from .request import Request
 from .runner_messages import NewRequestData, SchedulerOutput
@@ -12,7 +13,7 @@ from .runner_messages import NewRequestData, SchedulerOutput
 class StepPlan:
     """Filled by the scheduler in batch order: running requests, then those that enter; then turned into its output."""
 
-    __slots__ = ("budget", "entering", "constrained", "num_tokens", "new_blocks", "drafts", "has_preempted")
+    __slots__ = ("budget", "entering", "constrained", "num_tokens", "new_blocks", "drafts", "has_preempted", "encoding")
 
     def __init__(self, budget: int) -> None:
         self.budget = budget  # tokens
@@ -22,6 +23,7 @@ class StepPlan:
         self.new_blocks: dict[int, list[list[int]]] = {}  # ids by KV group
         self.drafts: dict[int, Sequence[int]] = {}
         self.has_preempted = False
+        self.encoding: dict[str, MultiModalFeatureSpec] = {}  # items to be encoded, by identifier
 
     def add(self, request: Request, num_tokens: int) -> None:
         """These tokens of the request count as computed from here on."""
@@ -64,6 +66,7 @@ class StepPlan:
             total_num_scheduled_tokens=int(num_tokens.sum()),
             new_block_ids=self.new_blocks,
             drafts=self.drafts,
+            encoder_inputs={name: feature.data or {} for name, feature in self.encoding.items()},
         )
 
 
@@ -78,5 +81,6 @@ def _new_request_data(request: Request, num_scheduled: int, block_ids: list[list
         num_computed_tokens=request.num_computed_tokens - num_scheduled,
         prompt_embeds=request.prompt_embeds,
         adapter=request.adapter,
+        mm_features=request.mm_features,
         pooling=request.pooling,
     )

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ...protocol.multimodal import MultiModalFeatureSpec
 from ..attention.interface import AttentionMetadata, StepMetadata
 from ..kernels.memory import as_buffer
 from ..lazy_torch import torch
@@ -63,6 +64,7 @@ class InputBatch:
         self.num_computed = np.zeros(max_num_reqs, dtype=np.int64)
         self.num_blocks = np.zeros((num_groups, max_num_reqs), dtype=np.int64)
         self.prompt_embeds: dict[int, torch.Tensor] = {}  # [num_prompt_tokens, hidden_size], by row
+        self.mm_features: dict[int, Sequence[MultiModalFeatureSpec]] = {}  # by row, until the prompt is computed
         self.prompt_logprobs: dict[int, int] = {}  # k, by row
         self.adapters: dict[int, Adapter] = {}  # by row
         self._step: StepInputs | None = None  # the last one, while its outcome is not entered
@@ -81,6 +83,8 @@ class InputBatch:
         self.append_blocks(row, request.block_ids)
         if request.prompt_embeds is not None:
             self.prompt_embeds[row] = torch.from_numpy(np.array(request.prompt_embeds))
+        if request.mm_features:
+            self.mm_features[row] = request.mm_features
         if request.sampling_params.prompt_logprobs is not None:
             self.prompt_logprobs[row] = request.sampling_params.prompt_logprobs
         if adapter is not None:
@@ -90,6 +94,7 @@ class InputBatch:
         """The row's request leaves, if there is one."""
         self._enter_outcome()
         self.prompt_embeds.pop(row, None)
+        self.mm_features.pop(row, None)
         self.prompt_logprobs.pop(row, None)
         self.adapters.pop(row, None)
 

@@ -11,6 +11,7 @@ from ...protocol.outputs import LogprobsArrays
 from ..kernels.memory import Array
 from ..lazy_torch import torch
 from ..lora.cache import AdapterCache
+from ..multimodal.encoder import Encoder
 from ..pooling.pooler import Pooler
 from ..profile_ranges import profile_range
 from ..runtime.interface import Runtime
@@ -38,8 +39,14 @@ class _PromptSpan(NamedTuple):
 class ModelRunner:
     """The batch: its tokens and blocks, and what each request asks of the sampler."""
 
-    def __init__(self, vllm_config: VllmConfig, runtime: Runtime[Any], pooler: Pooler | None = None) -> None:
-        """`pooler`: of an engine that pools instead of sampling."""
+    def __init__(
+        self,
+        vllm_config: VllmConfig,
+        runtime: Runtime[Any],
+        pooler: Pooler | None = None,
+        encoder: Encoder | None = None,
+    ) -> None:
+        """`pooler`: of an engine that pools instead of sampling. `encoder`: of pictures, where the model takes any."""
         model_config, scheduler_config = vllm_config.model_config, vllm_config.scheduler_config
         block_size = vllm_config.cache_config.block_size
         self.runtime = runtime
@@ -50,11 +57,14 @@ class ModelRunner:
         self.sampling = SamplingBatch(vllm_config, scheduler_config.max_num_seqs)
         self.sampler = Sampler(self.sampling, model_config.logprobs_mode)
         self.pooler = pooler
+        self.encoder = encoder
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
         """One step. A request that cannot be run is named in `failed`; the others are unaffected."""
         with profile_range("prepare"):
             output = ModelRunnerOutput(failed=self._update_batch(scheduler_output))
+            if self.encoder is not None:
+                self.encoder.update(scheduler_output.encoder_dropped, scheduler_output.encoder_inputs)
             rows, num_scheduled = scheduler_output.rows, scheduler_output.num_scheduled_tokens
             if output.failed:
                 taken = ~np.isin(rows, list(output.failed))
@@ -111,7 +121,7 @@ class ModelRunner:
                 inputs.token_ids,
                 inputs.metadata,
                 None if len(lines) == len(inputs.token_ids) else lines,
-                self._prompt_embeds(inputs) if self.batch.prompt_embeds else (),
+                self._prompt_embeds(inputs) if self.batch.prompt_embeds or self.batch.mm_features else (),
                 inputs.adapters,
             )
         with profile_range("pool"):
@@ -129,7 +139,7 @@ class ModelRunner:
             inputs.token_ids,
             inputs.metadata,
             None if everything else output_rows,
-            self._prompt_embeds(inputs) if self.batch.prompt_embeds else (),
+            self._prompt_embeds(inputs) if self.batch.prompt_embeds or self.batch.mm_features else (),
             inputs.adapters,
         )
         return hidden, spans
@@ -143,6 +153,11 @@ class ModelRunner:
             first = int(inputs.positions[start])
             if embeds is not None and first < embeds.shape[0]:
                 pieces.append((start, embeds[first : first + end - start]))
+            if self.encoder is not None and (features := self.batch.mm_features.get(row)) is not None:
+                for offset, rows in self.encoder.pieces(features, first, end - start):
+                    pieces.append((start + offset, rows))
+                if first + end - start >= features[-1].mm_position.end:
+                    del self.batch.mm_features[row]
         return pieces
 
     def _sample(

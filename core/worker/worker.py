@@ -19,7 +19,9 @@ from ..kv_cache.groups import LayerKind
 from ..lazy_torch import torch
 from ..models.loader import open_checkpoint
 from ..models.registry import resolve_model_spec
+from ..models.tensor_source import TensorSource
 from ..models.weights import DecoderWeights
+from ..multimodal.encoder import Encoder, PartOfSource
 from ..pooling.dense import load_dense
 from ..pooling.pooler import Pooler
 from ..profile_ranges import record_ranges
@@ -53,11 +55,19 @@ class Worker:
         model_config, block_size = vllm_config.model_config, vllm_config.cache_config.block_size
         spec, dtype = resolve_model_spec(model_config.hf_config), DType(model_config.dtype)
         spec = replace(spec, has_head=model_config.pooler is None)
-        if model_config.logits_processors or model_config.enable_prompt_embeds or vllm_config.lora_config:
+        if (
+            model_config.logits_processors
+            or model_config.enable_prompt_embeds
+            or vllm_config.lora_config
+            or vllm_config.mm_config
+        ):
             import torch  # noqa: F401 - now, and not when a request first needs it, while others wait
         self.runtime = make_runtime(spec, dtype, block_size, model_config.quantization)
+        self.encoder: Encoder | None = None
+        if spec.vision is not None and vllm_config.mm_config is not None:
+            self.encoder = Encoder(spec.vision, dtype)
         self._load_weights()
-        self.model_runner = ModelRunner(vllm_config, self.runtime, self._pooler())
+        self.model_runner = ModelRunner(vllm_config, self.runtime, self._pooler(), self.encoder)
         self._num_blocks = 0
         self._asleep: set[str] = set()
         self._profiler: torch.profiler.profile | None = None
@@ -69,15 +79,28 @@ class Worker:
         FileNotFoundError naming what is wrong with the checkpoint."""
         model_config = self.vllm_config.model_config
         with open_checkpoint(model_config.model) as source:
-            plan = self.runtime.plan(source)
+            text, vision = self._parts(source)
+            plan = self.runtime.plan(text)
             needed, available = plan.peak_bytes, self.runtime.available_memory()
+            if self.encoder is not None:
+                needed += self.encoder.num_bytes
             if needed > available:
                 raise ValueError(
                     f"{model_config.model} needs {needed / _GIB:.2f} GiB to load its weights as "
                     f"{model_config.quantization or plan.kept_as}, and only {available / _GIB:.2f} GiB of memory "
                     "are available"
                 )
-            self.runtime.load(plan, source, model_config.max_model_len)
+            self.runtime.load(plan, text, model_config.max_model_len)
+            if self.encoder is not None:
+                self.encoder.load(vision)
+
+    def _parts(self, source: TensorSource) -> tuple[TensorSource, TensorSource]:
+        """The tensors of the language model, and those of the tower."""
+        vision = self.runtime.spec.vision
+        if vision is None:
+            return source, source
+        prefixes = vision.text
+        return PartOfSource(source, prefixes), PartOfSource(source, prefixes, others=True)
 
     def _pooler(self) -> Pooler | None:
         spec = self.vllm_config.model_config.pooler
@@ -135,8 +158,12 @@ class Worker:
             raise ValueError(f"sleep level is {level}; it must be 1 or 2")
         self._asleep |= SLEEP_LEVELS[level]
         self.runtime.release_kv()
+        if self.encoder is not None:
+            self.encoder.forget()
         if level == 2:
             self.runtime.unload()
+            if self.encoder is not None:
+                self.encoder.unload()
 
     def wake_up(self, tags: Iterable[str] | None = None) -> None:
         """Bring back what sleeps: everything, or what `tags` ("weights", "kv_cache") name. Weights are read again."""

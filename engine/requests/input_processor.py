@@ -92,6 +92,7 @@ class InputProcessor:
             cache_salt=rendered.get("cache_salt"),
             trace_headers=None if trace_headers is None else dict(trace_headers),
             prompt_embeds=rendered.get("prompt_embeds"),
+            mm_features=rendered.get("mm_features", []),
         )
         output_kind = params.output_kind if output_kind is None else output_kind
         return PreparedRequest(request, params, rendered.get("prompt"), output_kind)

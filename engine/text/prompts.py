@@ -7,19 +7,28 @@ from typing import Any, Literal, NotRequired, TypedDict, cast
 
 import numpy as np
 
+from ...protocol.multimodal import MultiModalFeatureSpec
 from ...protocol.param_checks import reject, reject_type
 from .tokenizer_inputs import check_encodable
 
 
 class TextPrompt(TypedDict):
+    """`multi_modal_data`: {"image": a picture or a list of pictures}, each with a placeholder in the prompt."""
+
     prompt: str
     cache_salt: NotRequired[str]
+    multi_modal_data: NotRequired[Mapping[str, Any]]
+    multi_modal_uuids: NotRequired[Mapping[str, Any]]
+    mm_processor_kwargs: NotRequired[Mapping[str, Any]]
 
 
 class TokensPrompt(TypedDict):
     prompt_token_ids: list[int]
     prompt: NotRequired[str]
     cache_salt: NotRequired[str]
+    multi_modal_data: NotRequired[Mapping[str, Any]]
+    multi_modal_uuids: NotRequired[Mapping[str, Any]]
+    mm_processor_kwargs: NotRequired[Mapping[str, Any]]
 
 
 class EmbedsPrompt(TypedDict):
@@ -31,13 +40,15 @@ class EmbedsPrompt(TypedDict):
 
 
 class EngineInput(TypedDict):
-    """A rendered prompt. With type "embeds" the token ids are as many zeros. `prompt_embeds`: float32, 2-D."""
+    """A rendered prompt. With type "embeds" the token ids are as many zeros. `prompt_embeds`: float32, 2-D.
+    Type "multimodal" has its pictures prepared in `mm_features`."""
 
-    type: Literal["token", "embeds"]
+    type: Literal["token", "embeds", "multimodal"]
     prompt_token_ids: list[int]
     arrival_time: float
     prompt: NotRequired[str | None]
     prompt_embeds: NotRequired[np.ndarray]
+    mm_features: NotRequired[list[MultiModalFeatureSpec]]
     cache_salt: NotRequired[str]
 
 
@@ -69,22 +80,24 @@ def parse_prompt(prompt: Any) -> dict[str, Any]:
         return _parse_rendered(prompt)
     if "encoder_prompt" in prompt or "decoder_prompt" in prompt:
         raise TypeError("encoder_prompt and decoder_prompt are for encoder-decoder models; this model is decoder-only")
-    if prompt.get("multi_modal_data"):
-        raise ValueError("multi_modal_data is given, but this model takes text only")
     fields = {key: prompt[key] for key in _PROMPT_KEYS if prompt.get(key) is not None}
     if not fields.keys() & {"prompt", "prompt_token_ids", "prompt_embeds"}:
         raise TypeError(f"a prompt dict holds 'prompt', 'prompt_token_ids' or 'prompt_embeds', got {sorted(prompt)}")
     _check_options(fields)
+    if "multi_modal_data" in fields and "prompt_embeds" in fields:
+        raise ValueError("multi_modal_data goes with a prompt of text or token ids, not with prompt_embeds")
     return fields
 
 
 def _parse_rendered(prompt: Mapping[str, Any]) -> dict[str, Any]:
     """A prompt that was rendered before: of the two kinds of content the one that its type says."""
     if prompt["type"] not in _CONTENT:
-        raise ValueError(f"a rendered prompt's type is 'token' or 'embeds', got {prompt['type']!r}")
+        raise ValueError(f"a rendered prompt's type is 'token', 'embeds' or 'multimodal', got {prompt['type']!r}")
     content = _CONTENT[prompt["type"]]
     options = {key: prompt[key] for key in ("prompt", "cache_salt", "arrival_time") if prompt.get(key) is not None}
     _check_options(options)
+    if prompt["type"] == "multimodal":
+        options["mm_features"] = prompt.get("mm_features", [])
     return {content: prompt.get(content), **options}
 
 
@@ -113,8 +126,9 @@ def check_arrival_time(arrival_time: object) -> None:
         reject("arrival_time", arrival_time, "finite")
 
 
-_CONTENT = {"token": "prompt_token_ids", "embeds": "prompt_embeds"}
-_PROMPT_KEYS = ("prompt", "prompt_token_ids", "prompt_embeds", "cache_salt")
+_CONTENT = {"token": "prompt_token_ids", "embeds": "prompt_embeds", "multimodal": "prompt_token_ids"}
+_MULTI_MODAL = ("multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs")
+_PROMPT_KEYS = ("prompt", "prompt_token_ids", "prompt_embeds", "cache_salt", *_MULTI_MODAL)
 
 
 def checked_ids(value: Any) -> list[int]:

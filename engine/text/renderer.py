@@ -11,6 +11,9 @@ import numpy as np
 
 from ...protocol.config import ModelConfig
 from ...protocol.errors import VLLMValidationError
+from ...protocol.multimodal import MultiModalFeatureSpec
+from ...protocol.param_checks import reject
+from ..multimodal.inputs import MultiModalInputs
 from .chat_template import reads_content_parts, render_chat_template
 from .conversation import plain_conversation, template_messages
 from .prompts import EngineInput, as_float32, checked_ids, parse_prompt
@@ -21,8 +24,12 @@ from .tokenizer import Tokenizer
 class Renderer:
     """Tokenises prompts and conversations for one model. Safe to call from several threads."""
 
-    def __init__(self, model_config: ModelConfig, tokenizer: Tokenizer | None) -> None:
+    def __init__(
+        self, model_config: ModelConfig, tokenizer: Tokenizer | None, multimodal: MultiModalInputs | None = None
+    ) -> None:
+        """multimodal: of a model that takes pictures."""
         self.model_config = model_config
+        self.multimodal = multimodal
         self.tokenizer = tokenizer
         self.default_cmpl_tok_params = TokenizeParams()
         self.default_chat_tok_params = TokenizeParams(add_special_tokens=False)
@@ -78,7 +85,11 @@ class Renderer:
         if "prompt_embeds" in fields:
             embeds = self._checked_embeds(fields["prompt_embeds"])
             rendered |= {"type": "embeds", "prompt_token_ids": [0] * len(embeds), "prompt_embeds": embeds}
+        elif fields.get("multi_modal_data"):
+            self._render_pictures(fields, rendered, params)
         elif "prompt_token_ids" in fields:
+            if "mm_features" in fields:
+                rendered |= {"type": "multimodal", "mm_features": self._checked_features(fields["mm_features"])}
             rendered["prompt_token_ids"] = checked_ids(fields["prompt_token_ids"])
         else:
             rendered["prompt_token_ids"] = self._tokenise(fields["prompt"], params)
@@ -87,6 +98,31 @@ class Renderer:
         if "cache_salt" in fields:
             rendered["cache_salt"] = fields["cache_salt"]
         return _truncate(rendered, params, self.model_config)
+
+    def _checked_features(self, features: Any) -> list[MultiModalFeatureSpec]:
+        """Of a prompt that was rendered before."""
+        if self.multimodal is None:
+            raise ValueError("the rendered prompt is of type 'multimodal', but this model takes text only")
+        if not isinstance(features, list) or not all(isinstance(each, MultiModalFeatureSpec) for each in features):
+            raise TypeError("mm_features of a rendered prompt must be what the renderer made of its pictures")
+        return features
+
+    def _render_pictures(self, fields: dict[str, Any], rendered: EngineInput, params: TokenizeParams) -> None:
+        """Raises ValueError, naming the field, for what this model or this engine does not take."""
+        if self.multimodal is None:
+            raise ValueError("multi_modal_data is given, but this model takes text only")
+        names = ("multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs")
+        items = self.multimodal.parse(*(fields.get(name) for name in names))
+
+        def encode(text: str) -> list[int]:
+            return self._need_tokenizer("a prompt with pictures").encode(text, add_special_tokens=False)
+
+        if "prompt_token_ids" in fields:
+            token_ids, features = self.multimodal.render_ids(checked_ids(fields["prompt_token_ids"]), items, encode)
+        else:
+            text = fields["prompt"]
+            token_ids, features = self.multimodal.render_text(text, items, lambda whole: self._tokenise(whole, params))
+        rendered |= {"type": "multimodal", "prompt_token_ids": token_ids, "mm_features": features}
 
     def _tokenise(self, text: str, params: TokenizeParams) -> list[int]:
         """Raises VLLMValidationError, before anything is tokenised, for a text that cannot fit and is not truncated."""
@@ -157,6 +193,8 @@ def _truncate(rendered: EngineInput, params: TokenizeParams, model_config: Model
     count = most if wanted == -1 else wanted
     length = len(rendered["prompt_token_ids"])
     if length > count:
+        if "mm_features" in rendered:
+            reject("truncate_prompt_tokens", wanted, f"None or at least {length}, as a prompt with pictures is not cut")
         kept = slice(length - count, length) if params.truncation_side == "left" else slice(count)
         rendered["prompt_token_ids"] = rendered["prompt_token_ids"][kept]
         if "prompt_embeds" in rendered:
