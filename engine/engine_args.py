@@ -217,6 +217,8 @@ class EngineArgs(PictureArgs, NeutralArgs):
             raise ValueError(f"the configuration of {files.path} has no vocab_size; is it a language model?")
         max_model_len = self._max_model_len(hf_config, files.sentence_transformer)
         model_config = self._model_config(files, hf_config, max_model_len)
+        if model_config.pooler is not None and model_config.pooler.whole_prompts:
+            self._compute_whole_prompts()
         scheduler_config = self._scheduler_config(usage_context, max_model_len)
         mm_config = self._multimodal_config(hf_config, files.path, scheduler_config.max_num_batched_tokens)
         return VllmConfig(
@@ -259,6 +261,12 @@ class EngineArgs(PictureArgs, NeutralArgs):
             trust_remote_code=self.trust_remote_code,
             pooler=pooler,
         )
+
+    def _compute_whole_prompts(self) -> None:
+        for name in ("enable_chunked_prefill", "enable_prefix_caching", "long_prefill_token_threshold"):
+            if getattr(self, name):
+                reject(name, getattr(self, name), "off: this model's tokens see those behind them")
+        self.enable_chunked_prefill = self.enable_prefix_caching = False
 
     def _logits_processors(self) -> list[str]:
         """Import paths, of those that installed packages offer as entry points too."""

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from ..protocol.param_checks import reject
 from ..protocol.pooling import DenseLayer, PoolerConfig, PoolerSpec, PoolingActivation, SequencePooling
+from ..shared.attention_directions import attends_both_ways
 from ..shared.tokenizer_files import read_tokenizer
 from .model_files.sentence_transformers import SentenceTransformer
 
@@ -32,7 +33,7 @@ def pooler_spec(
     """
     given = _parsed(pooler_config)
     architecture = str(next(iter(hf_config.get("architectures") or []), ""))
-    task = _task(runner, convert, architecture, sentence_transformer)
+    task = _task(runner, convert, architecture, sentence_transformer is not None, attends_both_ways(hf_config))
     if task is None:
         if pooler_config is not None:
             reject("pooler_config", pooler_config, "None where the engine generates; see runner")
@@ -48,6 +49,7 @@ def pooler_spec(
             use_activation=_first_of(given.use_activation, files.normalize if files else None, True),
             dimensions=given.dimensions,
             prompts=files.prompts if files else {},
+            whole_prompts=attends_both_ways(hf_config),
         )
     if given.dimensions is not None:
         reject("pooler_config.dimensions", given.dimensions, "None where the engine classifies")
@@ -66,13 +68,15 @@ def _parsed(given: PoolerConfig | Mapping[str, Any] | None) -> PoolerConfig:
 
 
 def _task(
-    runner: Runner, convert: Convert, architecture: str, files: SentenceTransformer | None
+    runner: Runner, convert: Convert, architecture: str, has_modules: bool, both_ways: bool
 ) -> Literal["embed", "classify"] | None:
+    """`has_modules`: it is a sentence-transformers folder. `both_ways`: its tokens see those behind them."""
     headless = architecture.endswith((*_EMBEDS, *_CLASSIFIES))
-    pools = runner == "pooling" or (runner == "auto" and (headless or files is not None))
+    pools = runner == "pooling" or (runner == "auto" and (headless or has_modules or both_ways))
     if not pools:
-        if headless:
-            reject("runner", runner, f"'auto' or 'pooling': {architecture} has no head to generate with")
+        if headless or both_ways:
+            reason = "has no head to generate with" if headless else "attends to what it would have to generate"
+            reject("runner", runner, f"'auto' or 'pooling': {architecture} {reason}")
         if convert not in ("auto", "none"):
             reject("convert", convert, "'auto' or 'none' where the engine generates; say runner='pooling' to pool")
         return None
@@ -108,6 +112,7 @@ def _classifier(
         num_labels=num_labels,
         logit_mean=given.logit_mean or 0.0,
         logit_sigma=given.logit_sigma or 1.0,
+        whole_prompts=attends_both_ways(hf_config),
     )
 
 

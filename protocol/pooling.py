@@ -112,6 +112,7 @@ class PoolerSpec(msgspec.Struct, frozen=True, kw_only=True):
     model has a head, whose rows for these tokens score the classes; `difference`: of two, and the one class is by how
     much the second exceeds the first. `use_activation`, `dimensions`: of requests that do not say. `num_labels`: 0 of a
     model that classifies nothing. `prompts`: by name, what the model was trained to see in front of a text.
+    `whole_prompts`: tokens see those behind them, so a prompt is computed in one step, and nothing of it is cached.
     """
 
     task: Literal["embed", "classify"]
@@ -126,6 +127,7 @@ class PoolerSpec(msgspec.Struct, frozen=True, kw_only=True):
     logit_mean: float = 0.0
     logit_sigma: float = 1.0
     prompts: dict[str, str] = {}
+    whole_prompts: bool = False
 
     @property
     def supported_tasks(self) -> tuple[str, ...]:

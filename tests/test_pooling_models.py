@@ -20,15 +20,21 @@ TEXTS = ["The quick brown fox", "Paris", "Rivers run through both, " * 9, "Winte
 QUERY = "Instruct: Find what answers\nQuery: "
 
 
-def as_sentence_transformer(folder: Path, prompts: dict[str, Any]) -> None:
-    """What decoders that embed have beside the model: the last token is pooled, and the tokenizer adds it."""
-    modules = ("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize")
+def write_modules(folder: Path, *modules: str) -> None:
+    """modules.json, and a folder of each module but Transformer and Normalize: "1_Pooling"..."""
+    paths = [f"{number}_{kind}" if number else "" for number, kind in enumerate(modules)]
     rows = [
         {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{kind}"}
-        for number, (path, kind) in enumerate(modules)
+        for number, (path, kind) in enumerate(zip(paths, modules, strict=True))
     ]
     (folder / "modules.json").write_text(json.dumps(rows))
-    (folder / "1_Pooling").mkdir()
+    for path in paths[1:]:
+        (folder / path).mkdir()
+
+
+def as_sentence_transformer(folder: Path, prompts: dict[str, Any]) -> None:
+    """What decoders that embed have beside the model: the last token is pooled, and the tokenizer adds it."""
+    write_modules(folder, "Transformer", "Pooling", "Normalize")
     pooling = {"word_embedding_dimension": 64, "pooling_mode_mean_tokens": False, "pooling_mode_lasttoken": True}
     (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
     config = {"prompts": prompts, "default_prompt_name": None, "similarity_fn_name": "cosine"}
@@ -65,6 +71,73 @@ def test_decoders_that_embed_equal_transformers(make_llm: Callable[..., LLM], de
     ):
         with pytest.raises(VLLMValidationError, match=reason):
             llm.embed(prompts, prompt_name=name)
+
+
+def bidirectional_qwen2(folder: Path, **config: Any) -> str:
+    """Of the kind of gte-Qwen2: its config says so, and transformers' own class does not read it."""
+    build_pooling_model(folder, "Qwen2", "ForCausalLM", **config)
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"is_causal": False}))
+    return str(folder)
+
+
+def test_a_decoder_whose_tokens_see_those_behind_them(make_llm: Callable[..., LLM], tmp_path: Path) -> None:
+    import torch
+    from transformers import AutoModel
+
+    llm = make_llm(model=bidirectional_qwen2(tmp_path), max_num_batched_tokens=512, enable_lora=False)
+    reference = AutoModel.from_pretrained(tmp_path).float().eval()
+    outputs = llm.embed(TEXTS * 5, use_tqdm=False)
+    for output in outputs:
+        ids = torch.tensor([list(output.prompt_token_ids)])
+        with torch.no_grad():
+            states = reference(ids, attention_mask=torch.zeros(1, 1, ids.shape[1], ids.shape[1])).last_hidden_state
+        np.testing.assert_allclose(output.outputs.embedding, unit(states[0, -1].numpy()), atol=1e-5)
+        assert output.num_cached_tokens == 0
+
+
+def test_its_vectors_have_the_same_bits_in_any_batch(make_llm: Callable[..., LLM], tmp_path: Path) -> None:
+    llm = make_llm(model=bidirectional_qwen2(tmp_path, dtype="bfloat16"), dtype="bfloat16", max_num_batched_tokens=512)
+    alone = [llm.embed(text, use_tqdm=False)[0].outputs.embedding for text in TEXTS]
+    assert [output.outputs.embedding for output in llm.embed(TEXTS * 4, use_tqdm=False)] == alone * 4
+
+
+def test_gemma_embeds_as_transformers_has_it(make_llm: Callable[..., LLM], tmp_path: Path) -> None:
+    """Of the kind of EmbeddingGemma: both directions, windows to either side, a mean, two dense layers."""
+    import torch
+    from safetensors.torch import save_file
+
+    settings = {"use_bidirectional_attention": True, "sliding_window": 16, "query_pre_attn_scalar": 16}
+    kinds = {"layer_types": ["sliding_attention", "full_attention"], "head_dim": 16}
+    build_pooling_model(tmp_path, "Gemma3Text", "Model", config_class="Gemma3TextConfig", **settings, **kinds)
+    write_modules(tmp_path, "Transformer", "Pooling", "Dense", "Dense", "Normalize")
+    (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": "mean"}))
+    weights = torch.randn(96, 64), torch.randn(64, 96)
+    for folder, weight in zip(("2_Dense", "3_Dense"), weights, strict=True):
+        rows, columns = weight.shape
+        config = {"in_features": columns, "out_features": rows, "bias": False}
+        config["activation_function"] = "torch.nn.modules.linear.Identity"
+        (tmp_path / folder / "config.json").write_text(json.dumps(config))
+        save_file({"linear.weight": weight}, tmp_path / folder / "model.safetensors")
+    for output in make_llm(model=str(tmp_path)).embed(TEXTS, use_tqdm=False):
+        mean = expected(str(tmp_path), list(output.prompt_token_ids)).mean(axis=0)
+        wanted = unit(weights[1].numpy() @ (weights[0].numpy() @ mean))
+        np.testing.assert_allclose(output.outputs.embedding, wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("enable_chunked_prefill", True), ("enable_prefix_caching", True), ("long_prefill_token_threshold", 64)],
+)
+def test_what_a_whole_prompt_excludes_is_refused(tmp_path: Path, option: str, value: Any) -> None:
+    folder = bidirectional_qwen2(tmp_path)
+    with pytest.raises(VLLMValidationError, match=f"{option} must be off: this model's tokens see those behind them"):
+        EngineArgs(folder, **{option: value}).create_engine_config()
+    with pytest.raises(VLLMValidationError, match="runner must be 'auto' or 'pooling'"):
+        EngineArgs(folder, runner="generate").create_engine_config()
+    config = EngineArgs(folder, max_model_len=1000).create_engine_config()
+    assert not config.scheduler_config.enable_chunked_prefill and not config.cache_config.enable_prefix_caching
+    assert config.scheduler_config.max_num_batched_tokens >= 1000
 
 
 def test_prompts_that_are_no_texts_are_refused(tmp_path: Path) -> None:

@@ -52,9 +52,11 @@ StepMetadata = tuple[AttentionMetadata[Array], ...]
 
 
 class AttentionBackend(ABC):
-    """Causal attention of one kind of layer over a paged cache. Stateless but for its shape: caches are passed in.
+    """Attention of one kind of layer over a paged cache. Stateless but for its shape: caches are passed in.
 
     Query token at position p attends to the positions 0..p of its request, and with a window w only to p-w+1..p.
+    Where the layer is bidirectional, to those behind p as well, with a window up to p+w-1; a request's tokens then come
+    all in one step.
     """
 
     def __init__(self, spec: AttentionSpec, block_size: int, dtype: AnyDType) -> None:

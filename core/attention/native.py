@@ -91,6 +91,7 @@ class NativeAttentionBackend(AttentionBackend):
             scale=spec.scale,
             softcap=spec.softcap or 0.0,
             window=spec.window or 0,
+            bidirectional=spec.bidirectional,
             dtype=library.dtype_code(self.dtype),
         )
 

@@ -100,19 +100,19 @@ class TorchAttentionBackend(AttentionBackend):
         keys, values = (
             kv_cache[side][blocks].flatten(0, 1)[: seq_len - base].transpose(0, 1).unsqueeze(0) for side in (0, 1)
         )
-        mask = self._causal_mask(query_len, seq_len, base, q.device)
+        mask = self._mask(query_len, seq_len, base, q.device)
         return self._attend(q.transpose(0, 1).unsqueeze(0), keys, values, mask)[0].transpose(0, 1)
 
-    def _causal_mask(self, query_len: int, seq_len: int, base: int, device: torch.device) -> torch.Tensor | None:
+    def _mask(self, query_len: int, seq_len: int, base: int, device: torch.device) -> torch.Tensor | None:
         """[query_len, seq_len - base] bool, true where the query may look; None for the plain causal square."""
-        window = self.spec.window
-        if query_len == seq_len and window is None and self.spec.softcap is None:
+        window, bidirectional = self.spec.window, self.spec.bidirectional
+        if query_len == seq_len and window is None and self.spec.softcap is None and not bidirectional:
             return None
         query_places = torch.arange(seq_len - query_len, seq_len, device=device)[:, None]
         key_places = torch.arange(base, seq_len, device=device)[None, :]
-        visible = key_places <= query_places
+        visible = (key_places <= query_places) | bidirectional
         if window is not None:
-            visible &= key_places > query_places - window
+            visible &= (key_places - query_places).abs() < window
         return visible
 
     def _attend(

@@ -23,8 +23,8 @@ class AttentionSpec:
     """One layer's attention. Query head h reads key/value head h // (num_heads // num_kv_heads).
 
     rotary: None where positions are not encoded. window: how many tokens, its own included, a token sees; None: all
-    before it. softcap: scores become cap * tanh(score / cap). qk_norm: RMSNorm of each head of queries and keys, before
-    they are rotated.
+    before it. bidirectional: it sees as many of those behind it. softcap: scores become cap * tanh(score / cap).
+    qk_norm: RMSNorm of each head of queries and keys, before they are rotated.
     """
 
     num_heads: int
@@ -33,6 +33,7 @@ class AttentionSpec:
     scale: float
     rotary: RotarySpec | None
     window: int | None = None
+    bidirectional: bool = False
     softcap: float | None = None
     qk_norm: bool = False
     qkv_bias: bool = False

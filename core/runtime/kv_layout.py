@@ -38,4 +38,7 @@ class KVLayout:
 
 
 def _kind(attention: AttentionSpec) -> LayerKind:
-    return FullAttention() if attention.window is None else SlidingWindow(attention.window)
+    """A window that reaches forward too is of models whose requests take one step: nothing falls out of it."""
+    if attention.window is None or attention.bidirectional:
+        return FullAttention()
+    return SlidingWindow(attention.window)

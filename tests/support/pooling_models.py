@@ -21,14 +21,18 @@ _SHAPE = {
 }
 
 
-def build_pooling_model(folder: Path, family: str = "Llama", kind: str = "Model", **config: Any) -> str:
+def build_pooling_model(
+    folder: Path, family: str = "Llama", kind: str = "Model", config_class: str = "", **config: Any
+) -> str:
     """transformers' class `family` + `kind`, with a tokenizer beside it."""
     import torch
     import transformers
 
     torch.manual_seed(0)
     model_class = getattr(transformers, f"{family}{kind}")
-    model_class(getattr(transformers, f"{family}Config")(**{**_SHAPE, **config})).save_pretrained(folder)
+    model_class(getattr(transformers, config_class or f"{family}Config")(**{**_SHAPE, **config})).save_pretrained(
+        folder
+    )
     write_tokenizer(folder)
     return str(folder)
 

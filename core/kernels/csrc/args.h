@@ -225,6 +225,7 @@ struct AttentionArgs {
     double scale;
     double softcap;  // scores become softcap * tanh(score / softcap); 0: they do not
     int64_t window;  // 0: none
+    int64_t bidirectional;  // a token sees what is behind it too, as far as the window goes
     int64_t dtype;
 };
 

@@ -61,11 +61,17 @@ struct Attention {
         return (const uint32_t*)cache + (kv_head * a.num_blocks + id) * block_words;
     }
 
+    // Where what the row of `position` attends to ends, in a context of `length`.
+    int64_t end_of(int64_t position, int64_t length) const {
+        if (!a.bidirectional) return position + 1;
+        return a.window ? smaller(position + a.window, length) : length;
+    }
+
     // [first, end) of the context that the row of `position` attends to, relative to and within the partition.
-    void range(int64_t position, int64_t part, int& first, int& end) const {
+    void range(int64_t position, int64_t length, int64_t part, int& first, int& end) const {
         const int64_t start = part * PARTITION, low = a.window ? position - a.window + 1 : 0;
         first = (int)clamp<int64_t>(low - start, 0, PARTITION);
-        end = (int)clamp<int64_t>(position + 1 - start, first, PARTITION);
+        end = (int)clamp<int64_t>(end_of(position, length) - start, first, PARTITION);
     }
 
     // `ahead`: blocks to fetch meanwhile, or null.
@@ -201,7 +207,7 @@ struct Attention {
         const int rows = (int)(tile.tokens * group);
         int first = PARTITION, end = 0, row_first[MAX_ROWS], row_end[MAX_ROWS];
         for (int r = 0; r < rows; r++) {
-            range(tile.first_position + r / group, part, row_first[r], row_end[r]);
+            range(tile.first_position + r / group, step.seq_lens[tile.req], part, row_first[r], row_end[r]);
             if (row_first[r] < row_end[r]) {
                 first = smaller(first, row_first[r]);
                 end = larger(end, row_end[r]);
@@ -280,7 +286,8 @@ struct Attention {
             for (int64_t token = begin; token < end; token += tile_tokens) {
                 const int64_t tokens = smaller(tile_tokens, end - token), position = step.seq_lens[req] - (end - token);
                 const int64_t low = a.window ? larger<int64_t>(0, position - a.window + 1) : 0;
-                const int64_t first_part = low / PARTITION, end_part = (position + tokens - 1) / PARTITION + 1;
+                const int64_t last = end_of(position + tokens - 1, step.seq_lens[req]) - 1;
+                const int64_t first_part = low / PARTITION, end_part = last / PARTITION + 1;
                 tiles.append({req, token, tokens, position, first_part, end_part, pieces, room});
                 room += (end_part - first_part) * Partial::size(tokens * group, a.head_dim);
                 pieces += end_part - first_part;

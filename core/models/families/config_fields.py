@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from ....shared.attention_directions import attends_both_ways
 from ....shared.rope_config import RopeConfig, read_rope_config
 from ..spec import Activation, AttentionSpec, LayerSpec, MlpSpec, ModelSpec, RotarySpec
 
@@ -16,7 +17,7 @@ _ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "swish": "silu", "gelu_py
 def read_attention(
     config: HfConfig, rope: RopeConfig | None = None, *, qkv_bias: bool = False, o_bias: bool = False
 ) -> AttentionSpec:
-    """Causal over the whole context, whole heads rotated. rope: None for what the config says of all layers."""
+    """Over the whole context, whole heads rotated. rope: None for what the config says of all layers."""
     num_heads = int(config["num_attention_heads"])
     num_kv_heads = int(config.get("num_key_value_heads") or num_heads)
     if num_heads % num_kv_heads:
@@ -30,6 +31,7 @@ def read_attention(
         head_dim=head_dim,
         scale=head_dim**-0.5,
         rotary=RotarySpec(head_dim, rope or read_rope_config(config)),
+        bidirectional=attends_both_ways(config),
         qkv_bias=qkv_bias,
         o_bias=o_bias,
     )

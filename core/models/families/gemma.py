@@ -25,13 +25,14 @@ def gemma3(config: HfConfig) -> ModelSpec:
     full = replace(read_attention(config, ropes["full_attention"]), qk_norm=True)
     rotary = RotarySpec(full.head_dim, ropes["sliding_attention"])
     period = int(config.get("sliding_window_pattern") or 6)
-    return _gemma(config, full, replace(full, rotary=rotary, window=config["sliding_window"]), period)
+    window = int(config["sliding_window"])
+    if full.bidirectional:
+        window = window // 2 + 1  # to either side, its own token included
+    return _gemma(config, full, replace(full, rotary=rotary, window=window), period)
 
 
 def _gemma(config: HfConfig, full: AttentionSpec, sliding: AttentionSpec, period: int) -> ModelSpec:
     """period: of the layers, where the config does not list them; the last of each sees everything."""
-    if config.get("use_bidirectional_attention"):
-        raise ValueError("use_bidirectional_attention is true; only causal attention is supported")
     num_layers = int(config["num_hidden_layers"])
     kinds = config.get("layer_types") or [
         "sliding_attention" if (layer + 1) % period else "full_attention" for layer in range(num_layers)

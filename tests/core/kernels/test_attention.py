@@ -48,10 +48,12 @@ class Case:
     """A batch whose earlier context is already in both backends' caches."""
 
     def __init__(self, heads: tuple[int, int, int], queries: list[int], contexts: list[int], dtype: torch.dtype,
-                 window: int | None = None, block_size: int = 16, softcap: float | None = None) -> None:  # fmt: skip
+                 window: int | None = None, block_size: int = 16, softcap: float | None = None,
+                 bidirectional: bool = False) -> None:  # fmt: skip
         self.generator = torch.Generator().manual_seed(0)
         self.heads, self.dtype = heads, dtype
         spec = AttentionSpec(*heads, scale=heads[2] ** -0.5, rotary=None, window=window, softcap=softcap)
+        spec = dataclasses.replace(spec, bidirectional=bidirectional)
         self.backends = [
             backend(spec, block_size, dtype) for backend in (NativeAttentionBackend, TorchAttentionBackend)
         ]
@@ -105,6 +107,30 @@ CASES = {
 def test_native_attention_equals_torch(name: str, dtype: torch.dtype, isa: str) -> None:
     native, reference = Case(*CASES[name], dtype).run()
     torch.testing.assert_close(native, reference, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("window", [None, 1, 20, 600])
+def test_tokens_see_those_behind_them_where_they_are_to(window: int | None, dtype: torch.dtype, isa: str) -> None:
+    lengths = [1, 5, 530, 1100]
+    case = Case((6, 2, 64), lengths, lengths, dtype, window, bidirectional=True)
+    native, reference = case.run()
+    torch.testing.assert_close(native, reference, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+    causal, _ = Case((6, 2, 64), lengths, lengths, dtype, window).run()
+    assert torch.equal(native[:1], causal[:1]) and torch.equal(native, causal) == (window == 1)
+    backend, cache = case.backends[0], case.caches[0]
+    alone = case._tail(case.full, [0, 0, 530, 0], lengths)
+    rows = case.rows
+    request = dataclasses.replace(
+        alone,
+        query_start_loc=torch.tensor([0, 530]).int(),
+        seq_lens=case.full.seq_lens[2:3],
+        table_rows=case.full.table_rows[2:3],
+        num_reqs=1,
+        num_decodes=0,
+    )
+    output = backend.forward(case.q[rows], case.k[rows], case.v[rows], cache, request)
+    assert torch.equal(output, native[6:536]), "alone"
 
 
 @pytest.mark.parametrize("window", [1, 16, 100, 512, 550])

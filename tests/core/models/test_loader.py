@@ -223,7 +223,6 @@ def test_an_unknown_architecture_is_named_with_the_known_ones(llama: Any) -> Non
     ("setting", "message"),
     [
         ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is 50.0; Gemma 3 caps no scores"),
-        ({"use_bidirectional_attention": True}, "use_bidirectional_attention is true"),
         ({"hidden_activation": "gelu"}, "hidden_activation is 'gelu'; supported are"),
         ({"layer_types": ["full_attention"]}, "layer_types has 1 entries for"),
         ({"rope_parameters": [1]}, r"rope_parameters is \[1\]; it must be an object"),
