@@ -8,13 +8,9 @@ import contextlib
 import logging
 import math
 import os
-import re
 import select
 import shutil
 import signal
-import socket
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -34,10 +30,8 @@ from ..protocol.outputs import (
     HandshakeMessage,
     HandshakeReady,
 )
-from .child import ChildProcess
-from .cpus import available_cores, thread_places
-from .interpreter import interpreter
 from .remote_errors import rebuild_exception
+from .spawn import start_core
 
 logger = logging.getLogger("corespan.client")
 
@@ -45,21 +39,9 @@ M = TypeVar("M")
 
 PROGRESS_INTERVAL = 10.0  # seconds between two lines of log while a core starts
 SHORTEST_WAIT = 0.001  # seconds; to a socket, 0 means something else
-_SPINS_BETWEEN_STEPS = "10000"  # of OpenMP's threads, a few 100 us; then they leave the cores to others
 EXIT_GRACE = 5.0  # seconds an idle core has to leave before it is killed
 NUM_FILE_DESCRIPTORS = 48  # more than a connection and the start of its core take
 MAX_IPC_PATH_BYTES = 100  # of the 107 the system has, less a file name's
-
-_SECRET_WORDS = frozenset(
-    ("TOKEN", "SECRET", "KEY", "APIKEY", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIAL", "CREDENTIALS")
-)
-_THREAD_PLACING = frozenset(("OMP_PLACES", "OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_AFFINITY"))
-_URL_WITH_PASSWORD = re.compile(r"://[^/\s:@]*:[^/\s@]+@")
-_ROOT_PACKAGE = __package__.rpartition(".")[0]
-_MAIN = f"from {_ROOT_PACKAGE}.core.process_main import main; main(int(sys.argv[1]), int(sys.argv[2]))"
-_BOOTSTRAP = f"import sys; sys.path[:] = sys.argv[3:]; {_MAIN}"
-_BOOTSTRAP_ELSEWHERE = f"import sys; sys.path += sys.argv[3:]; {_MAIN}"
-"""In another interpreter than this process's, whose own packages go first."""
 
 
 class CoreProcess:
@@ -72,24 +54,13 @@ class CoreProcess:
         there is no interpreter to run it; TimeoutError after VLLM_ENGINE_READY_TIMEOUT_S; ProtocolError for words that
         make no sense.
         """
-        python = interpreter()
-        bootstrap = _BOOTSTRAP if python == sys.executable else _BOOTSTRAP_ELSEWHERE
         self.owner_pid = os.getpid()
         self._socket_dir = init.socket_dir
         self._final_message: HandshakeFailed | HandshakeLeaving | None = None
         self._channel_lock = threading.Lock()
-        own_end, core_end = socket.socketpair()
-        self.channel = Channel(own_end)
-        with core_end:
-            self._process = ChildProcess(
-                subprocess.Popen(
-                    [python, "-c", bootstrap, str(core_end.fileno()), str(self.owner_pid), *sys.path],
-                    stdin=subprocess.DEVNULL,
-                    pass_fds=[core_end.fileno()],
-                    env=_core_environment(),
-                    process_group=0,  # Ctrl-C in a terminal is the parent's alone
-                )
-            )
+        started = start_core()
+        self.channel = Channel(started.endpoint)
+        self._process = started.process
         try:
             self.ready = self._handshake(init)
         except BaseException:
@@ -273,25 +244,6 @@ def make_socket_dir() -> str:
             "set VLLM_RPC_BASE_PATH to a shorter folder"
         )
     return socket_dir
-
-
-def _core_environment() -> dict[str, str]:
-    """This process's, without secrets: the core loads files that are there and speaks to nobody but its clients."""
-    environment = {name: text for name, text in os.environ.items() if not _is_secret(name, text)}
-    environment.setdefault("OMP_NUM_THREADS", str(available_cores()))
-    places = thread_places()
-    if places is not None and _THREAD_PLACING.isdisjoint(environment):
-        environment |= {"OMP_PLACES": places, "OMP_PROC_BIND": "close"}
-    if "OMP_WAIT_POLICY" not in environment:
-        environment.setdefault("GOMP_SPINCOUNT", _SPINS_BETWEEN_STEPS)
-    return environment
-
-
-def _is_secret(name: str, text: str) -> bool:
-    """Whether an environment variable's name says so, such as HF_TOKEN or AWS_SECRET_ACCESS_KEY, or it holds a URL with
-    a password.
-    """
-    return not _SECRET_WORDS.isdisjoint(name.upper().split("_")) or _URL_WITH_PASSWORD.search(text) is not None
 
 
 def _process_tree(pid: int) -> list[psutil.Process]:

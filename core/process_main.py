@@ -32,6 +32,7 @@ def main(channel_fd: int, parent_pid: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's; this process leaves when the parent says so
     channel = Channel(socket.socket(fileno=channel_fd))
     channel.send(HandshakeHello())
+    _import_ahead()
     init = channel.receive()
     if not isinstance(init, HandshakeInit):
         sys.exit(f"expected the configuration, got a {type(init).__name__}")
@@ -56,6 +57,13 @@ def main(channel_fd: int, parent_pid: int) -> None:
         sys.exit(1)
     with contextlib.suppress(OSError):  # nobody is there any more to be told
         channel.send(HandshakeLeaving())
+
+
+def _import_ahead() -> None:
+    """What a core needs, while the parent may still be busy. What fails will fail again, where that is reported."""
+    with contextlib.suppress(Exception):
+        from . import engine_core_proc  # noqa: F401
+        from .worker import worker  # noqa: F401
 
 
 def failure(error: BaseException) -> HandshakeFailed:

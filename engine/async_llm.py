@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..client import make_async_client
 from ..client.async_client import AsyncMPClient
 from ..client.connection import ClientAddresses
+from ..client.spawn import core_ahead
 from ..protocol.config import VllmConfig
 from ..protocol.errors import EngineDeadError, EngineGenerateError, raised_in, text_of
 from ..protocol.lora import LoadedAdapter, LoRARequest
@@ -108,12 +109,13 @@ class AsyncLLM(EngineBase):
         *,
         stat_loggers: Sequence[StatLoggerFactory] = (),
     ) -> "AsyncLLM":
-        return cls.from_vllm_config(
-            engine_args.create_engine_config(usage_context),
-            enable_log_requests=isinstance(engine_args, AsyncEngineArgs) and engine_args.enable_log_requests,
-            disable_log_stats=engine_args.disable_log_stats,
-            stat_loggers=stat_loggers,
-        )
+        with core_ahead():
+            return cls.from_vllm_config(
+                engine_args.create_engine_config(usage_context),
+                enable_log_requests=isinstance(engine_args, AsyncEngineArgs) and engine_args.enable_log_requests,
+                disable_log_stats=engine_args.disable_log_stats,
+                stat_loggers=stat_loggers,
+            )
 
     def client_addresses(self, client_index: int) -> ClientAddresses:
         """What another engine needs to share this one's core, as client `client_index` of the `client_count`."""

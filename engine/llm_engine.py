@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from ..client import make_client
 from ..client.base import EngineCoreClient, SyncEngineCoreClient
 from ..client.fair_lock import FairLock
+from ..client.spawn import core_ahead
 from ..protocol import envs
 from ..protocol.config import VllmConfig
 from ..protocol.lora import LoadedAdapter, LoRARequest
@@ -88,12 +89,13 @@ class LLMEngine(EngineBase):
         enable_multiprocessing: bool = False,
     ) -> "LLMEngine":
         """`enable_multiprocessing` puts the core into a process of its own whatever the environment says."""
-        return cls(
-            engine_args.create_engine_config(usage_context),
-            log_stats=not engine_args.disable_log_stats,
-            stat_loggers=stat_loggers,
-            multiprocess_mode=enable_multiprocessing or envs.VLLM_ENABLE_V1_MULTIPROCESSING,
-        )
+        with core_ahead():
+            return cls(
+                engine_args.create_engine_config(usage_context),
+                log_stats=not engine_args.disable_log_stats,
+                stat_loggers=stat_loggers,
+                multiprocess_mode=enable_multiprocessing or envs.VLLM_ENABLE_V1_MULTIPROCESSING,
+            )
 
     @takes_turns
     def add_request(

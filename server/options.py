@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..client.spawn import core_ahead
 from ..engine.model_files.short_names import DEFAULT_MODEL, SHORT_NAMES
 from .streaming import Statistics
 from .terminal import is_terminal, note, shown_while
@@ -108,10 +109,10 @@ def sampling_params(options: argparse.Namespace) -> "SamplingParams":
 @contextmanager
 def running_engine(options: argparse.Namespace) -> Iterator["tuple[LLMEngine, Statistics]"]:
     """The engine, shut down at the end, and what its completions are counted in, shown at the end with --stats."""
-    from ..engine.engine_args import EngineArgs
-    from ..engine.llm_engine import LLMEngine
+    with core_ahead(), shown_while(f"Loading {options.model} ..."):
+        from ..engine.engine_args import EngineArgs
+        from ..engine.llm_engine import LLMEngine
 
-    with shown_while(f"Loading {options.model} ..."):
         engine = LLMEngine.from_engine_args(
             EngineArgs(
                 model=options.model,

@@ -51,7 +51,7 @@ def server_of_cores(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.fixture
 def real_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """Has cores be started as a user's program starts them, for tests of just that."""
-    monkeypatch.setattr("corespan.client.process.subprocess", subprocess)
+    monkeypatch.setattr("corespan.client.spawn.subprocess", subprocess)
 
 
 @pytest.fixture(scope="session")

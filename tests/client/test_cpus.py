@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import corespan
-from corespan.client import cpus, process
+from corespan.client import cpus, spawn
 from corespan.shared import cgroups
 
 V1 = "3:cpu,cpuacct:{}\n2:memory:{}"
@@ -76,7 +76,7 @@ def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_threads_of_a_core_stay_on_their_memory_nodes(nodes: Path) -> None:
-    environment = process._core_environment()
+    environment = spawn.core_environment()
     assert (environment["OMP_PLACES"], environment["OMP_PROC_BIND"]) == (PLACES, "close")
 
 
@@ -84,10 +84,10 @@ def test_threads_are_left_alone_on_one_node_or_where_somebody_has_placed_them(
     nodes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OMP_PROC_BIND", "false")
-    assert "OMP_PLACES" not in process._core_environment()
+    assert "OMP_PLACES" not in spawn.core_environment()
     monkeypatch.delenv("OMP_PROC_BIND")
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 4})
-    assert not {"OMP_PLACES", "OMP_PROC_BIND"} & set(process._core_environment())
+    assert not {"OMP_PLACES", "OMP_PROC_BIND"} & set(spawn.core_environment())
 
 
 PROGRAM = """

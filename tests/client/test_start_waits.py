@@ -31,7 +31,7 @@ def core_does(monkeypatch):
     """Puts a program in the place of the core's."""
     monkeypatch.setenv("VLLM_ENGINE_READY_TIMEOUT_S", "1")
     monkeypatch.setattr("corespan.client.connection.READY_WAIT", 0.5)
-    return lambda program: monkeypatch.setattr("corespan.client.process._BOOTSTRAP", PRELUDE + program)
+    return lambda program: monkeypatch.setattr("corespan.client.spawn._BOOTSTRAP", PRELUDE + program)
 
 
 @MP_CLIENTS

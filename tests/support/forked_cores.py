@@ -19,7 +19,7 @@ import types
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import corespan.client.process as process_module
+import corespan.client.spawn as spawn_module
 
 LARGEST_ORDER = 1 << 17  # bytes; as much as a socket takes at once
 _CLONE_PARENT = 0x8000
@@ -49,7 +49,7 @@ class CoreServer:
 
     def __init__(self) -> None:
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._environment = {**process_module._core_environment(), "OPENBLAS_NUM_THREADS": "1"}
+        self._environment = {**spawn_module.core_environment(), "OPENBLAS_NUM_THREADS": "1"}
         code = "import sys; sys.path[:] = sys.argv[2:]; from forked_cores import serve; serve(int(sys.argv[1]))"
         with theirs:
             self.process = subprocess.Popen(
@@ -80,12 +80,12 @@ class CoreServer:
 def forked_cores() -> Iterator[CoreServer]:
     """Within it cores are forked."""
     server = CoreServer()
-    real = process_module.subprocess
-    process_module.subprocess = types.SimpleNamespace(Popen=server.start, DEVNULL=real.DEVNULL)  # type: ignore[assignment]
+    real = spawn_module.subprocess
+    spawn_module.subprocess = types.SimpleNamespace(Popen=server.start, DEVNULL=real.DEVNULL)  # type: ignore[assignment]
     try:
         yield server
     finally:
-        process_module.subprocess = real
+        spawn_module.subprocess = real
         server.close()
 
 
