@@ -7,6 +7,7 @@ from typing import Any
 
 from ..protocol.config import MultiModalConfig
 from ..protocol.param_checks import int_at_least, reject
+from .cli_args import option
 from .multimodal.registry import make_processor, takes_pictures
 
 _NO_LIMIT = 999
@@ -14,13 +15,15 @@ _NO_LIMIT = 999
 
 @dataclass(kw_only=True)
 class PictureArgs:
-    limit_mm_per_prompt: dict[str, Any] | None = None  # {"image": how many pictures a prompt may have}
-    mm_processor_kwargs: dict[str, Any] | None = None  # for the preparation of pictures; a prompt's own go before
-    mm_processor_cache_gb: float = 4  # GiB of prepared pictures that are kept; 0: none
-    enable_mm_embeds: bool = False  # take ready embeddings in place of pictures
-    language_model_only: bool = False  # take text only, and do not load what sees
-    allowed_local_media_path: str = ""  # the folder whose files a chat may name; "": none
-    allowed_media_domains: Sequence[str] | None = None  # hosts whose pictures a chat may name; None: public ones
+    limit_mm_per_prompt: dict[str, Any] | None = option(None, 'how many pictures a prompt may have: {"image": N}')
+    mm_processor_kwargs: dict[str, Any] | None = option(
+        None, "settings of the preparation of pictures; a prompt's own go before"
+    )
+    mm_processor_cache_gb: float = option(4, "GiB of prepared pictures that are kept; 0: none")
+    enable_mm_embeds: bool = option(False, "take ready embeddings in place of pictures")
+    language_model_only: bool = option(False, "take text only, and do not load what sees")
+    allowed_local_media_path: str = option("", "folder whose files a chat may name [none]")
+    allowed_media_domains: Sequence[str] | None = option(None, "hosts whose pictures a chat may name [public ones]")
 
     def _multimodal_config(
         self, hf_config: Mapping[str, Any], model: str, max_num_batched_tokens: int

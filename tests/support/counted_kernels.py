@@ -1,20 +1,13 @@
 """Fixed cases of the native kernels, one call of the library each, on one thread: run under callgrind, which counts
-each call's instructions apart. Prints the cases' names in the order of the calls.
-
-torch would take a minute to load there; the library's face needs of it only what stands in for it here.
+each call's instructions apart. Prints the cases' names in the order of the calls. Loads no torch, which would take a
+minute there.
 """
 
 import ctypes
 import random
-import sys
-from types import SimpleNamespace
 from typing import Any
 
-sys.modules["torch"] = SimpleNamespace(  # type: ignore[assignment]
-    dtype=object, float32="float32", bfloat16="bfloat16", get_num_threads=lambda: 1
-)
-
-from corespan.core.kernels import library  # noqa: E402  after what stands in for torch
+from corespan.core.kernels import library
 
 BFLOAT16 = 1
 BF16_WEIGHT, INT8_WEIGHT, Q4_0_WEIGHT = 0, 1, 3
