@@ -6,6 +6,7 @@ step from computing its beams anew.
 
 import heapq
 import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -17,7 +18,7 @@ from .llm_engine import LLMEngine
 from .outputs.logprobs import Logprob
 from .outputs.request_output import RequestOutput
 from .progress import UseTqdm, progress
-from .text.prompts import PromptType
+from .text.prompts import EngineInput, PromptType
 
 Generate = Callable[
     [Sequence[PromptType], SamplingParams, Sequence[LoRARequest | None], Sequence[int] | None], list[RequestOutput]
@@ -83,7 +84,7 @@ def beam_search(
 
 def _step(engine: LLMEngine, generate: Generate, searches: Sequence["_Search"]) -> None:
     """Extends every beam of `searches` by one token, in one batch."""
-    prompts: list[PromptType] = [{"prompt_token_ids": beam.tokens} for search in searches for beam in search.beams]
+    prompts: list[PromptType] = [search.prompt_of(beam) for search in searches for beam in search.beams]
     lora_requests = [search.lora_request for search in searches for _ in search.beams]
     lengths = [search.length for search in searches for _ in search.beams]
     params = searches[0].step_params
@@ -99,13 +100,15 @@ class _Search:
     def __init__(
         self,
         prompt: PromptType,
-        prompt_token_ids: list[int],
+        rendered: EngineInput,
         params: BeamSearchParams,
         end_tokens: set[int],
         room: int,
         lora_request: LoRARequest | None,
     ) -> None:
+        prompt_token_ids = rendered["prompt_token_ids"]
         self.beams = [BeamSearchSequence(prompt, prompt_token_ids)]
+        self._mm_features = rendered.get("mm_features")
         self.done = False
         self.lora_request = lora_request
         self._params = params
@@ -122,6 +125,13 @@ class _Search:
             detokenize=False,
             structured_outputs=params.structured_outputs,
         )
+
+    def prompt_of(self, beam: BeamSearchSequence) -> PromptType:
+        """What is generated from next, with the prompt's pictures."""
+        if self._mm_features is None:
+            return {"prompt_token_ids": beam.tokens}
+        tokens, features = beam.tokens, self._mm_features
+        return {"type": "multimodal", "prompt_token_ids": tokens, "mm_features": features, "arrival_time": time.time()}
 
     @property
     def length(self) -> int:
@@ -195,11 +205,11 @@ def _make_search(
     lora_request: LoRARequest | None,
 ) -> _Search:
     (rendered,) = engine.renderer.render_cmpl([prompt])
-    if rendered["type"] != "token":
+    if rendered["type"] == "embeds":
         raise NotImplementedError("beam search takes prompts of text or token ids, not of embeddings")
     token_ids = rendered["prompt_token_ids"]
     room = engine.model_config.max_model_len - len(token_ids)
-    return _Search(prompt, token_ids, params, end_tokens, room, lora_request)
+    return _Search(prompt, rendered, params, end_tokens, room, lora_request)
 
 
 def _alternatives(engine: LLMEngine, output: RequestOutput) -> dict[int, Logprob]:

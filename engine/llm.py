@@ -27,7 +27,7 @@ from .progress import CompletionBar, UseTqdm, progress
 from .requests.adapters import LoRARequests
 from .requests.pooling_resolver import for_task
 from .text.conversation import to_conversation_list
-from .text.prompts import PromptType, to_prompt_list
+from .text.prompts import PromptType, to_prompt_list, with_mm_kwargs
 from .text.render_params import ChatParams
 from .text.tokenizer import Tokenizer
 
@@ -92,6 +92,7 @@ class LLM(EngineControls, LLMPooling):
         lora_request: LoRARequests = None,
         priority: int | Sequence[int] | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
+        mm_processor_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """One output a prompt, in the prompts' order. A list of ints is one prompt; any other list is a batch.
 
@@ -99,7 +100,7 @@ class LLM(EngineControls, LLMPooling):
         ValueError or TypeError for the first prompt or parameter that cannot be served, and then none of the batch
         stays queued.
         """
-        batch = to_prompt_list(prompts)
+        batch = [with_mm_kwargs(each, mm_processor_kwargs) for each in to_prompt_list(prompts)]
         all_params = self._params_each(sampling_params, len(batch))
         request_ids, _ = self._add_batch(
             batch, len(batch), all_params, priority, tokenization_kwargs, use_tqdm, lora_request
@@ -120,13 +121,14 @@ class LLM(EngineControls, LLMPooling):
         tools: list[dict[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
+        mm_processor_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """`generate` for conversations, one (a list of messages) or several, put into text by the chat template.
 
         Raises ValueError where neither the model nor the call has a template, or the template refuses the messages.
         """
         template_kwargs = {} if chat_template_kwargs is None else chat_template_kwargs
-        options = (add_generation_prompt, continue_final_message, tools, template_kwargs)
+        options = (add_generation_prompt, continue_final_message, tools, template_kwargs, mm_processor_kwargs)
         chat_params = ChatParams(chat_template, chat_template_content_format, *options)
         request_ids, _ = self._add_chats(
             messages, chat_params, sampling_params, None, tokenization_kwargs, use_tqdm, lora_request

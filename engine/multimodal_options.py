@@ -15,15 +15,17 @@ _NO_LIMIT = 999
 
 @dataclass(kw_only=True)
 class PictureArgs:
-    limit_mm_per_prompt: dict[str, Any] | None = option(None, 'how many pictures a prompt may have: {"image": N}')
+    limit_mm_per_prompt: dict[str, Any] | None = option(None, 'most pictures a prompt may have, as {"image": 4} [999]')
     mm_processor_kwargs: dict[str, Any] | None = option(
-        None, "settings of the preparation of pictures; a prompt's own go before"
+        None, "how pictures are prepared, where a prompt does not say so"
     )
-    mm_processor_cache_gb: float = option(4, "GiB of prepared pictures that are kept; 0: none")
+    mm_processor_cache_gb: float = option(4.0, "GiB of prepared pictures that are kept; 0: none")
     enable_mm_embeds: bool = option(False, "take ready embeddings in place of pictures")
     language_model_only: bool = option(False, "take text only, and do not load what sees")
-    allowed_local_media_path: str = option("", "folder whose files a chat may name [none]")
-    allowed_media_domains: Sequence[str] | None = option(None, "hosts whose pictures a chat may name [public ones]")
+    allowed_local_media_path: str = option("", "folder whose files a chat may name as file:///... [none]")
+    allowed_media_domains: Sequence[str] | None = option(
+        None, "hosts whose pictures a chat may name [those of the public internet]"
+    )
 
     def _multimodal_config(
         self, hf_config: Mapping[str, Any], model: str, max_num_batched_tokens: int

@@ -69,6 +69,22 @@ def reference(tiny_llama_dir: str) -> Any:
 
 
 @pytest.fixture(scope="session")
+def vlm_dir(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A tiny random float32 SmolVLM, which takes pictures."""
+    from tiny_vlm import build_tiny_vlm
+
+    return str(build_tiny_vlm(tmp_path_factory.mktemp("tiny_vlm")))
+
+
+@pytest.fixture(scope="session")
+def vision_reference(vlm_dir: str) -> Any:
+    """transformers' float32 model of `vlm_dir`."""
+    from tiny_vlm import VisionReference
+
+    return VisionReference(vlm_dir)
+
+
+@pytest.fixture(scope="session")
 def smollm2_gguf() -> str:
     """The path of SmolLM2-135M-Instruct in GGUF, fetched into the user's cache if it is not there."""
     from corespan.engine.model_files.model_source import resolve_model

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from clients import IN_PROCESS, Runner
-from tiny_vlm import VisionReference, build_tiny_vlm, picture
+from tiny_vlm import VisionReference, picture
 
 from corespan import SamplingParams
 
@@ -19,16 +20,6 @@ CASES: list[tuple[str, list[tuple[int, int]]]] = [
     ("A text alone", []),
     ("Look: <image><image><image> well", [(64, 64), (300, 2), (65, 129)]),
 ]
-
-
-@pytest.fixture(scope="session")
-def vlm_dir(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(build_tiny_vlm(tmp_path_factory.mktemp("tiny_vlm")))
-
-
-@pytest.fixture(scope="session")
-def vision_reference(vlm_dir: str) -> VisionReference:
-    return VisionReference(vlm_dir)
 
 
 @pytest.fixture(scope="module")
@@ -52,8 +43,8 @@ def pictures(sizes: list[tuple[int, int]], seed: int = 0) -> list[Any]:
     return [picture(*size, seed=seed + number) for number, size in enumerate(sizes)]
 
 
-def prompt_with(text: str, images: list[Any], **options: Any) -> dict[str, Any]:
-    return {"prompt": text, "multi_modal_data": {"image": images}, **options} if images else {"prompt": text}
+def prompt_with(text: str, images: Any, **options: Any) -> dict[str, Any]:
+    return {"prompt": text, "multi_modal_data": {"image": images}, **options}
 
 
 def tokens(runner: Runner, *prompts: Any, params: SamplingParams = GREEDY) -> list[list[int]]:
@@ -102,3 +93,99 @@ def test_chunks_and_preemption_change_nothing(
     assert tokens(runner, *(prompt_with(*case) for case in cases), params=params) == expected
     if "max_model_len" in options:
         assert runner.llm.llm_engine.engine_core.engine_core.scheduler._num_preemptions > 0
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"prompt": "none"}, "prompt has 0 placeholders .* for 1 pictures"),
+        ({"prompt": "<image> <image>"}, "prompt has 2 placeholders"),
+        ({"prompt": None, "prompt_token_ids": [1, 2]}, "prompt_token_ids has 0 placeholders"),
+        ({"multi_modal_data": {"image": "a.png"}}, r"multi_modal_data\['image'\]\[0\] must be a PIL image"),
+        ({"multi_modal_data": {"image": [None]}}, "a picture, or None with its uuid"),
+        ({"multi_modal_data": {"video": 1}}, "of 'image' alone"),
+        ({"multi_modal_data": [1]}, "multi_modal_data must be a dict"),
+        ({"multi_modal_data": {"image": [picture(9, 9)] * 1000}}, "at most 999 pictures"),
+        (
+            {"multi_modal_data": {"image": {"image_embeds": np.zeros((3, 5))}}},
+            "image_embeds must be an array of floats",
+        ),
+        ({"multi_modal_data": {"image": {"image_embeds": np.full((3, 64), np.nan)}}}, "image_embeds must be finite"),
+        ({"multi_modal_uuids": {"image": ["a", "b"]}}, "there are 1 pictures"),
+        ({"multi_modal_uuids": {"image": [3]}}, "multi_modal_uuids must be a str"),
+        (
+            {"multi_modal_data": {"image": [None]}, "multi_modal_uuids": {"image": ["unknown"]}},
+            "'unknown' in the cache",
+        ),
+        ({"mm_processor_kwargs": {"speed": 3}}, "mm_processor_kwargs must be size"),
+        ({"mm_processor_kwargs": {"size": {"longest_edge": 10**9}}}, "'size'. must be"),
+        ({"mm_processor_kwargs": {"size": {"longest_edge": 4096}}}, "a picture of at most .* tokens"),
+        ({"prompt_embeds": np.zeros((3, 64), np.float32)}, "not with prompt_embeds"),
+        ({"multi_modal_data": {"image": np.zeros((1, 40_000, 3), np.uint8)}}, "at most 50000000 in all"),
+    ],
+)
+def test_what_cannot_be_served_is_an_error_at_the_caller(vlm: Runner, change: dict[str, Any], match: str) -> None:
+    prompt = {**prompt_with("a <image>", [picture(30, 30)]), **change}
+    prompt = {name: value for name, value in prompt.items() if value is not None}
+    with pytest.raises((ValueError, TypeError), match=match):
+        vlm.generate([prompt], GREEDY)
+    assert tokens(vlm, "A text"), "nobody else notices"
+
+
+def test_chats_may_hold_pictures(vlm: Runner, vision_reference: VisionReference) -> None:
+    image = picture(70, 30)
+    parts = [{"type": "image_pil", "image_pil": image}, {"type": "text", "text": "What?"}]
+    (output,) = vlm.chat([[{"role": "user", "content": parts}]], GREEDY)
+    text = "<|im_start|>user\n<image>What?<|im_end|>\n<|im_start|>assistant\n"
+    (expected,) = tokens(vlm, {**prompt_with(text, [image])})
+    ids = vision_reference.inputs(text, [image])["input_ids"][0].tolist()
+    assert output.prompt_token_ids == ids[1:], "without the token that begins a completion's prompt"
+    assert len(expected) == len(output.outputs[0].token_ids)
+
+
+@IN_PROCESS
+def test_every_way_to_give_a_picture_gives_the_same(vlm: Runner) -> None:
+    image = picture(70, 30)
+    (expected,) = tokens(vlm, prompt_with("a <image> b", [image]))
+    ids = vlm.llm.get_tokenizer().encode("a <image> b")
+    whole = vlm.llm.renderer.render_cmpl([prompt_with("a <image> b", [image])])[0]
+    expanded = {"prompt_token_ids": whole["prompt_token_ids"], "multi_modal_data": {"image": image}}
+    ways = [
+        prompt_with("a <image> b", np.asarray(image)),
+        {"prompt_token_ids": ids, "multi_modal_data": {"image": [image]}},
+        expanded,
+        whole,
+        prompt_with("a <image> b", [image], multi_modal_uuids={"image": "it"}),
+        prompt_with("a <image> b", [None], multi_modal_uuids={"image": ["it"]}),
+    ]
+    assert tokens(vlm, *ways) == [expected] * len(ways)
+    embeds = np.random.default_rng(0).normal(size=(2, 5, 64)).astype(np.float32)
+    one, both = tokens(
+        vlm,
+        prompt_with("a <image> b", {"image_embeds": embeds[0]}),
+        prompt_with("a <image> <image>", [embeds[0], torch.from_numpy(embeds[1])]),
+    )
+    assert one != expected and both != one
+
+
+@IN_PROCESS
+def test_a_prefix_is_found_again_with_its_pictures_alone(vlm: Runner) -> None:
+    text, image, other = (
+        "What is there to be seen on this picture? <image> Say it.",
+        picture(100, 37),
+        picture(100, 37, 3),
+    )
+    answers = vlm.generate([prompt_with(text, [image])], GREEDY)
+    again, different = (vlm.generate([prompt_with(text, [each])], GREEDY)[0] for each in (image, other))
+    assert again.num_cached_tokens >= 32 > 16 <= different.num_cached_tokens < 32
+    assert again.outputs[0].token_ids == answers[0].outputs[0].token_ids != different.outputs[0].token_ids
+
+
+@IN_PROCESS
+def test_beams_see_the_pictures(vlm: Runner) -> None:
+    from corespan import BeamSearchParams
+
+    params = BeamSearchParams(beam_width=1, max_tokens=8, ignore_eos=True)
+    (output,) = vlm.llm.beam_search([prompt_with("a <image> b", [picture(70, 30)])], params)
+    (expected,) = tokens(vlm, prompt_with("a <image> b", [picture(70, 30)]))
+    assert output.sequences[0].tokens[-8:] == expected

@@ -169,8 +169,13 @@ class MultiModalInputs:
         if value is None:
             return []
         if isinstance(value, (list, tuple)):
-            return [each for item in value for each in (self._embeds(item) if _is_float(item) else [item])]
+            return [each for item in value for each in self._of_list(item)]
         return self._embeds(value) if _is_float(value) else [value]
+
+    def _of_list(self, item: Any) -> list[Any]:
+        if isinstance(item, Mapping) or _is_float(item):
+            return self._listed(item)
+        return [item]
 
     def _embeds(self, value: Any) -> list[np.ndarray]:
         if isinstance(value, (list, tuple)):

@@ -67,6 +67,8 @@ def as_piece(request: EngineCoreRequest, cache_salt: str | None) -> EngineCoreRe
     """`request`, open for more prompt. `cache_salt`: what the request began with. Raises VLLMValidationError."""
     if request.prompt_embeds is not None:
         _refuse("prompt_embeds", f"an array of shape {np.shape(request.prompt_embeds)}", "None")
+    if request.mm_features:
+        _refuse("multi_modal_data", f"{len(request.mm_features)} pictures", "None")
     if request.cache_salt != cache_salt:
         _refuse("cache_salt", request.cache_salt, f"that of the request, {cache_salt!r}")
     request.resumable = True

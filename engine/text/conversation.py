@@ -48,9 +48,14 @@ def plain_tools(tools: Any) -> list[dict[str, Any]] | None:
     return plain
 
 
-def template_messages(conversation: list[dict[str, Any]], join_parts: bool) -> list[dict[str, Any]]:
-    """The messages as templates expect them: tool arguments as data, with `join_parts` a text's parts as one str."""
-    return [_template_message(message, f"messages[{n}]", join_parts) for n, message in enumerate(conversation)]
+def template_messages(
+    conversation: list[dict[str, Any]], join_parts: bool, kinds: Sequence[str] = ("text",)
+) -> list[dict[str, Any]]:
+    """The messages as templates expect them: tool arguments as data, with `join_parts` a text's parts as one str.
+
+    Raises ValueError for a part of a type that is none of `kinds`.
+    """
+    return [_template_message(message, f"messages[{n}]", join_parts, kinds) for n, message in enumerate(conversation)]
 
 
 def to_plain(value: Any, what: str) -> Any:
@@ -103,12 +108,13 @@ def _check_dicts(value: object, where: str) -> None:
         raise TypeError(f"{where} must be a list of dicts, got {value!r}")
 
 
-def _template_message(message: dict[str, Any], where: str, join_parts: bool) -> dict[str, Any]:
+def _template_message(message: dict[str, Any], where: str, join_parts: bool, kinds: Sequence[str]) -> dict[str, Any]:
     content = message.get("content")
     if isinstance(content, list):
         for part in content:
-            if isinstance(part, dict) and part.get("type", "text") != "text":
-                raise ValueError(f"{where} holds a part of type {part['type']!r}, but this model takes text only")
+            if isinstance(part, dict) and (kind := part.get("type", "text")) not in kinds:
+                takes = "text only" if len(kinds) == 1 else "text and pictures"
+                raise ValueError(f"{where} holds a part of type {kind!r}, but this model takes {takes}")
         if join_parts:
             texts = [part if isinstance(part, str) else part.get("text", "") for part in content]
             message = {**message, "content": "\n".join(texts)}

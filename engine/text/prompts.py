@@ -66,6 +66,13 @@ def to_prompt_list(prompts: Any) -> list[PromptType]:
     raise TypeError(f"prompts must be a str, a list of token ids, a dict, or a list of these, got {_kind(prompts)}")
 
 
+def with_mm_kwargs(prompt: PromptType, mm_processor_kwargs: Mapping[str, Any] | None) -> PromptType:
+    """A prompt with pictures with these options for them, unless it has its own."""
+    if mm_processor_kwargs is None or not isinstance(prompt, Mapping) or not prompt.get("multi_modal_data"):
+        return prompt
+    return cast(PromptType, {"mm_processor_kwargs": mm_processor_kwargs, **prompt})
+
+
 def parse_prompt(prompt: Any) -> dict[str, Any]:
     """The prompt as a dict with one of "prompt", "prompt_token_ids", "prompt_embeds", and checked options."""
     if isinstance(prompt, str):

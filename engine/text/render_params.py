@@ -60,6 +60,7 @@ class ChatParams:
     continue_final_message: bool = False
     tools: list[dict[str, Any]] | None = None
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    mm_processor_kwargs: Mapping[str, Any] | None = None  # for the preparation of its pictures
 
     def __post_init__(self) -> None:
         """Raises VLLMValidationError for what is none of these; tools are checked with the messages."""

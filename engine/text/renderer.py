@@ -13,6 +13,7 @@ from ...protocol.config import ModelConfig
 from ...protocol.errors import VLLMValidationError
 from ...protocol.multimodal import MultiModalFeatureSpec
 from ...protocol.param_checks import reject
+from ..multimodal.chat_parts import take_pictures, with_placeholders
 from ..multimodal.inputs import MultiModalInputs
 from .chat_template import reads_content_parts, render_chat_template
 from .conversation import plain_conversation, template_messages
@@ -52,9 +53,15 @@ class Renderer:
         chat, tokenization = chat_params or ChatParams(), tok_params or self.default_chat_tok_params
         seen, inputs = [], []
         for conversation in conversations:
+            prompt: dict[str, Any] = {}
+            if self.multimodal is not None and not isinstance(conversation, (str, bytes)):
+                conversation, pictures, uuids = take_pictures(conversation, self.multimodal.config)
+                if pictures:
+                    prompt = {"multi_modal_data": {"image": pictures}, "multi_modal_uuids": {"image": uuids}}
+                    prompt["mm_processor_kwargs"] = chat.mm_processor_kwargs
             messages, text = self._apply_template(conversation, chat)
             seen.append(messages)
-            inputs.append(self._render({"prompt": text}, tokenization))
+            inputs.append(self._render({"prompt": text, **prompt}, tokenization))
         return seen, inputs
 
     def _apply_template(self, conversation: Sequence[Any], params: ChatParams) -> tuple[list[dict[str, Any]], str]:
@@ -63,7 +70,11 @@ class Renderer:
         content_format = params.chat_template_content_format
         if content_format == "auto":
             content_format = "openai" if reads_content_parts(template) else "string"
-        messages = template_messages(plain_conversation(conversation), join_parts=content_format == "string")
+        plain, join_parts = plain_conversation(conversation), content_format == "string"
+        if self.multimodal is not None and join_parts:
+            plain = with_placeholders(plain, self.multimodal.processor.image_token)
+        kinds = ("text",) if self.multimodal is None else ("text", "image")
+        messages = template_messages(plain, join_parts, kinds)
         text = render_chat_template(
             template,
             messages,

@@ -75,7 +75,8 @@ async def chat_prompt(
         raise ApiError(f"messages holds more than {MAX_MESSAGES} messages", param="messages")
     params = chat_params(request, model.chat)
     tok_params = tok_params or tokenize_params(request, model.renderer.default_chat_tok_params)
-    messages = [template_message(message) for message in request.messages]
+    sees = model.renderer.multimodal is not None
+    messages = [template_message(message, sees) for message in request.messages]
     _, (rendered,) = await model.in_thread(model.renderer.render_chat, [messages], params, tok_params)
     if request.cache_salt is not None:
         rendered["cache_salt"] = request.cache_salt
@@ -123,18 +124,19 @@ def plain_tool(tool: Any) -> dict[str, Any]:
     return {"type": plain["type"], "function": plain["function"]}
 
 
+_PICTURES = ("image_url", "input_image")
 _TEXT_PARTS = ("text", "input_text", "output_text", "refusal", "thinking")
 
 
-def template_message(message: Any) -> dict[str, Any]:
+def template_message(message: Any, sees: bool = False) -> dict[str, Any]:
     """A message as templates take it. Empty tool calls are dropped, reasoning goes by both of its names, and there is
-    content in any case: templates join it to other texts.
+    content in any case: templates join it to other texts. `sees`: whether a user's may hold pictures.
     """
     plain: dict[str, Any] = {"content": ""} | msgspec.to_builtins(message)
     if not plain.get("tool_calls"):
         plain.pop("tool_calls", None)
     if isinstance(content := plain.get("content"), list):
-        plain["content"] = [_text_part(part) for part in content]
+        plain["content"] = [(_part if sees and plain["role"] == "user" else _text_part)(part) for part in content]
         if plain["role"] == "tool":
             plain["content"] = "".join(part["text"] for part in plain["content"])
     if reasoning := plain.get("reasoning") or plain.get("reasoning_content"):
@@ -142,12 +144,18 @@ def template_message(message: Any) -> dict[str, Any]:
     return plain
 
 
+def _part(part: Any) -> dict[str, Any]:
+    """A part of a user's message: of text, or a picture, which the renderer takes or refuses."""
+    kind = part.get("type") if isinstance(part, dict) else None
+    return part if kind in _PICTURES else _text_part(part)
+
+
 def _text_part(part: Any) -> dict[str, str]:
     if isinstance(part, str):
         return {"type": "text", "text": part}
     kind = part.get("type", "text")
     if kind not in _TEXT_PARTS:
-        raise ApiError(f"this model takes text only; a message holds a part of type {kind!r}", param="messages")
+        raise ApiError(f"a message holds a part of type {kind!r}, which is not taken here", param="messages")
     text = part.get(kind if kind in ("refusal", "thinking") else "text")
     if not isinstance(text, str):
         raise ApiError(f"a message's part of type {kind!r} holds no text", param="messages")

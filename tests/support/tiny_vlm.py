@@ -12,7 +12,7 @@ TILE = 64
 EMBEDS_A_TILE = 4
 _MARKS = ["<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>"]
 _PLACES = [f"<row_{row}_col_{column}>" for row in range(1, 5) for column in range(1, 5)]
-_SETTINGS = {
+SETTINGS = {
     "image_processor_type": "SmolVLMImageProcessor",
     "do_convert_rgb": True,
     "do_image_splitting": True,
@@ -74,7 +74,7 @@ def build_tiny_vlm(folder: Path, dtype: str = "float32", seed: int = 0) -> Path:
     write_tokenizer(folder, _CHAT_TEMPLATE)
     _add_marks(folder)
     write_generation_config(folder)
-    (folder / "preprocessor_config.json").write_text(json.dumps(_SETTINGS))
+    (folder / "preprocessor_config.json").write_text(json.dumps(SETTINGS))
     return folder
 
 
