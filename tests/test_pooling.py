@@ -150,17 +150,48 @@ def test_a_new_core_pools_what_the_old_one_was_asked(
             np.testing.assert_array_equal(after.outputs.data, wanted.outputs.data)
 
 
+@IN_PROCESS
+@pytest.mark.parametrize("pooling", ["MEAN", "CLS", "LAST"])
+def test_a_request_that_is_preempted_between_chunks_begins_anew(client_kind: Any, model: str, pooling: str) -> None:
+    options = {**SMALL_ENGINE, "max_num_batched_tokens": 32, "pooler_config": {"pooling_type": pooling}}
+    engine = LLMEngine.from_engine_args(EngineArgs(model, **options))
+    vectors = []
+    for preempted in (False, True):
+        engine.add_request("a", [5] * 90, EMBED)
+        assert engine.step() == []
+        if preempted:
+            assert engine.reset_prefix_cache(reset_running_requests=True)
+        outputs = []
+        while engine.has_unfinished_requests():
+            outputs += engine.step()
+        (output,) = outputs
+        vectors.append(output.outputs.data)
+        engine.reset_prefix_cache()
+    np.testing.assert_array_equal(*vectors)
+    engine.shutdown()
+
+
+def test_vectors_are_the_same_after_sleep(pooling_runner: Runner) -> None:
+    before = pooling_runner.encode(TEXTS, TOKENS)
+    for level in (1, 2):
+        pooling_runner.call("sleep", level)
+        pooling_runner.call("wake_up")
+        for output, wanted in zip(pooling_runner.encode(TEXTS, TOKENS), before, strict=True):
+            np.testing.assert_array_equal(output.outputs.data, wanted.outputs.data)
+
+
 @pytest.fixture(scope="module")
 def half(tmp_path_factory: pytest.TempPathFactory) -> str:
     """In bfloat16, with shapes that the native kernels take."""
     return build(tmp_path_factory.mktemp("half"), dtype="bfloat16")
 
 
-@pytest.mark.parametrize("pooling", ["CLS", "LAST", "MEAN"])
+@pytest.mark.parametrize(("pooling", "quantization"), [("CLS", None), ("LAST", None), ("MEAN", None), ("LAST", "int8")])
 def test_a_text_has_the_same_bits_alone_in_a_batch_in_chunks_and_from_the_cache(
-    make_llm: Callable[..., LLM], half: str, pooling: str
+    make_llm: Callable[..., LLM], half: str, pooling: str, quantization: str | None
 ) -> None:
     options: dict[str, Any] = {"model": half, "dtype": "bfloat16", "pooler_config": {"seq_pooling_type": pooling}}
+    options["quantization"] = quantization
     whole, chunked = make_llm(**options), make_llm(**options, max_num_batched_tokens=32)
     texts = [*TEXTS, TEXTS[2] + TEXTS[0]]
     for params in (EMBED, TOKENS):

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from adapters import peft_model
+from gguf_files import write_gguf
 from pooling_models import build_pooling_model, expected, unit
 from tokenizers import Tokenizer, processors
 
@@ -138,6 +139,15 @@ def test_what_a_whole_prompt_excludes_is_refused(tmp_path: Path, option: str, va
     config = EngineArgs(folder, max_model_len=1000).create_engine_config()
     assert not config.scheduler_config.enable_chunked_prefill and not config.cache_config.enable_prefix_caching
     assert config.scheduler_config.max_num_batched_tokens >= 1000
+
+
+@pytest.mark.parametrize(("number", "pooling"), [(0, None), (1, "MEAN"), (3, "LAST")])
+def test_a_gguf_file_that_names_its_pooling_embeds(tmp_path: Path, number: int, pooling: str | None) -> None:
+    embedding = {"token_embd.weight": np.zeros((40, 16), dtype=np.float32)}
+    path = write_gguf(tmp_path / "tiny.gguf", "qwen3", {"qwen3.pooling_type": number}, embedding)
+    pooler = EngineArgs(str(path), skip_tokenizer_init=True).create_engine_config().model_config.pooler
+    assert (None if pooler is None else pooler.pooling) == pooling
+    assert pooler is None or (pooler.use_activation and pooler.task == "embed")
 
 
 def test_prompts_that_are_no_texts_are_refused(tmp_path: Path) -> None:

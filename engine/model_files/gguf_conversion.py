@@ -20,7 +20,7 @@ from .gguf_tokenizer import convert_gguf_tokenizer
 
 logger = logging.getLogger("corespan.engine")
 
-CONVERSION_VERSION = 4
+CONVERSION_VERSION = 5
 """Raised whenever what is written for a GGUF file changes, so that older conversions are not read."""
 
 _HASHED_BYTES = 2**24

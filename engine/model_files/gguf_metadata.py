@@ -22,6 +22,9 @@ _ARCHITECTURES = {
 _GEMMA = {"gemma2": (2, 46), "gemma3": (6, 62)}
 """Of how many layers the last sees everything, and how many layers the 27B model has."""
 
+_POOLING = {1: "MEAN", 2: "CLS", 3: "LAST"}
+"""llama.cpp's numbers; others are of models that do not embed."""
+
 
 def read_metadata(path: str | os.PathLike[str]) -> dict[str, Any]:
     """The file's key-value pairs, and three keys of our own.
@@ -93,6 +96,8 @@ def hf_config_from_gguf(metadata: dict[str, Any]) -> dict[str, Any]:
     window = figures.get("attention.sliding_window", None)
     config["sliding_window"] = None if window is None else figures.whole("attention.sliding_window")
     config |= _gemma_figures(figures, config) if architecture in _GEMMA else {"hidden_act": "silu"}
+    if (pooling := _POOLING.get(figures.whole("pooling_type", 0))) is not None:
+        config["pooling_type"] = pooling
     for name in ("bos", "eos"):
         if (token_id := metadata.get(f"tokenizer.ggml.{name}_token_id")) is not None:
             config[f"{name}_token_id"] = token_id

@@ -117,11 +117,14 @@ def _absolute(path: Path) -> Path:
 
 def _gguf_files(path: Path, with_tokenizer: bool) -> ModelFiles:
     folder = converted(path, with_tokenizer)
+    hf_config = read_json(folder / "config.json")
+    pooling = hf_config.get("pooling_type")
     return ModelFiles(
         path=str(path),
-        hf_config=read_json(folder / "config.json"),
+        hf_config=hf_config,
         generation_config=read_json(folder / "generation_config.json"),
         tokenizer_dir=str(folder) if with_tokenizer and _has(folder, "tokenizer.json") else None,
+        sentence_transformer=None if pooling is None else SentenceTransformer(pooling),
     )
 
 

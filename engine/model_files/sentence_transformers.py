@@ -1,7 +1,7 @@
 """What a sentence-transformers folder says of how its model pools: modules.json and the folders that it names."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +26,14 @@ _ACTIVATIONS: dict[str, DenseActivation] = {
 @dataclass(frozen=True, slots=True)
 class SentenceTransformer:
     """`normalize`: vectors are brought to length 1. `max_seq_length`: None where nothing is said. `prompts`: by name,
-    such as "query", what goes in front of a text.
+    such as "query", what goes in front of a text. A GGUF file that embeds says its pooling alone.
     """
 
     pooling: SequencePooling
-    dense: list[DenseLayer]
-    normalize: bool
-    max_seq_length: int | None
-    prompts: dict[str, str]
+    dense: list[DenseLayer] = field(default_factory=list)
+    normalize: bool = True
+    max_seq_length: int | None = None
+    prompts: dict[str, str] = field(default_factory=dict)
 
 
 def read_sentence_transformer(folder: Path) -> SentenceTransformer | None:
