@@ -1,5 +1,6 @@
 """Models that pool, over every client: vectors, classes and scores as transformers has them, alone and among others."""
 
+import asyncio
 import json
 import os
 import re
@@ -30,6 +31,8 @@ from corespan import (
     SamplingParams,
     VLLMValidationError,
 )
+from corespan.core.worker.input_batch import InputBatch
+from corespan.engine.text.loading import load_tokenizer
 from corespan.engine.text.render_params import TokenizeParams
 
 TEXTS = ["The quick brown fox", "Paris", "Rivers run through both, " * 9, "Winter, spring and 日本"]
@@ -120,6 +123,47 @@ def test_requests_of_one_engine_are_aborted_and_stepped_through(client_kind: Any
         outputs += engine.step()
     assert [output.request_id for output in outputs] == ["b"] and engine.step() == []
     engine.shutdown()
+
+
+@IN_PROCESS
+def test_a_request_that_fails_in_the_core_fails_alone(
+    make_llm: Callable[..., LLM], client_kind: Any, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = make_llm(model=model)
+    add = InputBatch.add
+
+    def adding(batch: InputBatch, request: Any, adapter: Any) -> None:
+        if request.num_prompt_tokens == 7:
+            raise ValueError("seven is too many")
+        add(batch, request, adapter)
+
+    monkeypatch.setattr(InputBatch, "add", adding)
+    good, bad, other = llm.encode([[5] * 6, [5] * 7, [5] * 8], EMBED, use_tqdm=False)
+    assert (bad.finish_reason, bad.stop_reason, bad.outputs.data.size) == ("error", "seven is too many", 0)
+    assert good.outputs.data.shape == other.outputs.data.shape == (64,)
+    with pytest.raises(RuntimeError, match="ended with error: seven is too many"):
+        llm.embed([[5] * 7], use_tqdm=False)
+
+
+def test_leaving_early_aborts_in_the_core(pooling_runner: Runner) -> None:
+    if pooling_runner.kind != "async_mp":
+        pytest.skip("the others wait for their outputs")
+    engine = pooling_runner.async_llm
+
+    async def leave() -> int:
+        tasks = [
+            asyncio.ensure_future(anext(engine.encode([5] * 500, EMBED, f"left-{number}"))) for number in range(20)
+        ]
+        while engine.output_processor.get_num_unfinished_requests() < 20:
+            await asyncio.sleep(0)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        return engine.output_processor.get_num_unfinished_requests()
+
+    assert pooling_runner._loop.run(leave()) == 0
+    (output,) = pooling_runner.encode(["Paris"], EMBED)
+    assert output.finish_reason == "stop"
 
 
 def test_a_new_core_pools_what_the_old_one_was_asked(
@@ -460,3 +504,14 @@ def test_the_pages_example_runs(model: str, tmp_path: Path, monkeypatch: pytest.
 
     lines = capsys.readouterr().out.splitlines()
     assert sorted(line.split()[1] for line in lines) == [f"{number}.txt" for number in range(len(TEXTS))]
+
+
+def test_the_pages_template_ends_as_the_reranker_was_trained(model: str) -> None:
+    page = (Path(__file__).parent.parent / "docs" / "pooling.md").read_text(encoding="utf-8")
+    (template,) = re.findall(r"```jinja\n(.*?)```", page, re.DOTALL)
+    messages = [{"role": "query", "content": "Who?"}, {"role": "document", "content": "Me."}]
+    text = str(load_tokenizer(model).apply_chat_template(messages, chat_template=template, tokenize=False))
+    assert (
+        text.startswith("<|im_start|>system\nJudge whether") and "\n<Query>: Who?\n<Document>: Me.<|im_end|>\n" in text
+    )
+    assert text.endswith("<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n")
