@@ -142,16 +142,24 @@ def resolve_parsers(chat: ChatSettings, engine: "AsyncLLM") -> ChatSettings:
         template = known if isinstance(known, str) else json.dumps(known or "", ensure_ascii=False)
     tool_parser, reasoning_parser = chat.tool_parser, chat.reasoning_parser
     if tool_parser == AUTO:
-        tool_parser = guess_tool_parser(template)
-        logger.info("Tool parser by the chat template: %s", tool_parser)
+        tool_parser = _told("tool call", guess_tool_parser(template))
     if reasoning_parser == AUTO:
-        reasoning_parser = guess_reasoning_parser(template)
-        logger.info("Reasoning parser by the chat template: %s", reasoning_parser)
+        reasoning_parser = _told("reasoning", guess_reasoning_parser(template))
     if tool_parser is not None:
         tool_parser_class(tool_parser)
     if reasoning_parser is not None:
         reasoning_parser_class(reasoning_parser)
     return dataclasses.replace(chat, tool_parser=tool_parser, reasoning_parser=reasoning_parser)
+
+
+def _told(what: str, parser: str | None) -> str | None:
+    """The parser that the chat template tells, logged."""
+    if parser is None:
+        option = what.replace(" ", "-")
+        logger.warning("The chat template tells no %s parser: none is used; --%s-parser NAME names one", what, option)
+    else:
+        logger.info("The %s parser by the chat template: %s", what, parser)
+    return parser
 
 
 class ModelHost(ABC):

@@ -139,9 +139,15 @@ class ChatRun:
                 if choice == "required":
                     raise ApiError("tool_choice 'required' needs tools", param="tool_choice")
                 return "none", None
-            if choice == "auto" and (model.chat.tool_parser is None or not model.chat.enable_auto_tool_choice):
+            if choice == "auto" and not model.chat.enable_auto_tool_choice:
                 raise ApiError(
                     "tool_choice 'auto' needs a server started with --enable-auto-tool-choice and --tool-call-parser",
+                    param="tool_choice",
+                )
+            if choice == "auto" and model.chat.tool_parser is None:
+                raise ApiError(
+                    "tool_choice 'auto' needs a tool parser, and this model's chat template tells none; start the "
+                    "server with --tool-call-parser NAME",
                     param="tool_choice",
                 )
             return choice, None  # type: ignore[return-value]

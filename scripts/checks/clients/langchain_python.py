@@ -3,7 +3,7 @@
 import os
 
 from langchain_openai import ChatOpenAI, OpenAI
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 MODEL = os.environ["MODEL"]
 COMMON = {"model": MODEL, "base_url": os.environ["BASE_URL"] + "/v1", "api_key": "EMPTY", "temperature": 0}
@@ -12,6 +12,7 @@ COMMON = {"model": MODEL, "base_url": os.environ["BASE_URL"] + "/v1", "api_key":
 class Colour(BaseModel):
     """A colour that was picked."""
 
+    model_config = ConfigDict(extra="forbid")  # a small model goes on with fields of its own where it may
     name: str = Field(description="its name", max_length=12)
     warm: bool
 

@@ -4,9 +4,11 @@ from typing import Any
 
 import httpx
 import pytest
+from http_server import ServerThread
 
 from corespan.server.http.prompts import template_message
 from corespan.server.http.schema import ChatMessage
+from corespan.server.models import ChatSettings, resolve_parsers
 
 MESSAGES = [{"role": "user", "content": "Hello world"}]
 
@@ -87,6 +89,24 @@ def test_templates_find_content_in_a_message_of_calls_alone() -> None:
 
 SCHEMA = {"type": "object", "properties": {"a": {"enum": ["x"]}}, "required": ["a"], "additionalProperties": False}
 TOOLS = [{"type": "function", "function": {"name": "pick", "parameters": SCHEMA}}]
+
+
+def test_tools_without_a_parser_are_refused_with_what_there_is_to_do(
+    http: httpx.Client, tiny_server: ServerThread, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (model,) = tiny_server.server.models.loaded()
+    body = {"messages": MESSAGES, "tools": TOOLS, "max_tokens": 2}
+    refused = http.post("/v1/chat/completions", json=body).json()["error"]["message"]
+    assert "--enable-auto-tool-choice" in refused
+
+    chosen = ChatSettings(enable_auto_tool_choice=True, tool_parser="auto", reasoning_parser="auto")
+    with caplog.at_level("WARNING", logger="corespan.server"):
+        monkeypatch.setattr(model, "chat", resolve_parsers(chosen, model.engine))
+
+    assert "no tool call parser" in caplog.text and "--reasoning-parser NAME" in caplog.text
+    refused = http.post("/v1/chat/completions", json=body).json()["error"]["message"]
+    assert "chat template tells none" in refused and "--tool-call-parser NAME" in refused
+    assert http.post("/v1/chat/completions", json=body | {"tool_choice": "none"}).status_code == 200
 
 
 @pytest.mark.parametrize(
