@@ -16,8 +16,9 @@ NULL_BLOCKS = 1
 def num_kv_blocks(vllm_config: VllmConfig, kv_config: KVCacheConfig, block_bytes: int, available_bytes: int) -> int:
     """Blocks that requests can use, over all KV groups. One more is to be allocated, the null block.
 
-    In order of precedence: `num_gpu_blocks_override`; `kv_cache_memory_bytes`; VLLM_CPU_KVCACHE_SPACE; else
-    `available_bytes`, but never more than `max_num_seqs` requests of `max_model_len` can use.
+    In order of precedence: `num_gpu_blocks_override`; all that are of use, where a block takes no memory;
+    `kv_cache_memory_bytes`; VLLM_CPU_KVCACHE_SPACE; else `available_bytes`, but never more than `max_num_seqs` requests
+    of `max_model_len` can use.
     Raises ValueError, naming the largest `max_model_len` that fits, when a single request of `max_model_len` does not
     and `fit_max_model_len` does not allow to lower it.
     """
@@ -25,6 +26,8 @@ def num_kv_blocks(vllm_config: VllmConfig, kv_config: KVCacheConfig, block_bytes
     cache_space = envs.VLLM_CPU_KVCACHE_SPACE
     if cache_config.num_gpu_blocks_override is not None:
         num_blocks = cache_config.num_gpu_blocks_override
+    elif not block_bytes:  # nothing is cached, and blocks only count tokens
+        num_blocks = _most_useful_blocks(vllm_config, kv_config)
     elif cache_config.kv_cache_memory_bytes is not None:
         num_blocks = cache_config.kv_cache_memory_bytes // block_bytes - NULL_BLOCKS
     elif cache_space is not None:

@@ -59,6 +59,9 @@ AUTO = -1
 
 MAX_LORA_RANK = 512
 
+COUNTS_FROM_PADDING = ("roberta", "xlm-roberta")
+"""Model types whose places begin behind the padding token's, so that as many fewer are left."""
+
 DEFAULT_EXECUTOR_CLASS = f"{__name__.partition('.')[0]}.core.executor.uniproc_executor:UniProcExecutor"
 """Named, not imported: the user's process never loads it where the core has one of its own."""
 
@@ -243,6 +246,9 @@ class EngineArgs(PictureArgs, NeutralArgs):
             for name in ("logits_processors", "speculative_config"):
                 if getattr(self, name) is not None:
                     reject(name, getattr(self, name), "None where the engine pools")
+            for name in ("enable_lora", "enable_prompt_embeds"):
+                if pooler.is_encoder and getattr(self, name):
+                    reject(name, True, "False where the model is an encoder")
         return ModelConfig(
             model=files.path,
             served_model_name=self.served_model_name or os.fspath(self.model),
@@ -304,6 +310,8 @@ class EngineArgs(PictureArgs, NeutralArgs):
 
     def _max_model_len(self, hf_config: dict[str, Any], sentence_transformer: SentenceTransformer | None) -> int:
         limit = model_length_limit(hf_config)
+        if str(hf_config.get("model_type")) in COUNTS_FROM_PADDING:
+            limit -= int(hf_config.get("pad_token_id") or 0) + 1
         if sentence_transformer is not None and sentence_transformer.max_seq_length is not None:
             limit = min(limit, sentence_transformer.max_seq_length)
         asked = parse_max_model_len(self.max_model_len)

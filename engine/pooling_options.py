@@ -16,6 +16,8 @@ Convert = Literal["auto", "none", "embed", "classify"]
 
 _EMBEDS = ("Model", "ForTextEncoding")
 _CLASSIFIES = ("ForSequenceClassification",)
+_ENCODERS = ("Bert", "Roberta", "XLMRoberta")
+"""What the architectures' names begin with of models whose tokens attend in both directions."""
 
 
 def pooler_spec(
@@ -39,7 +41,9 @@ def pooler_spec(
             reject("pooler_config", pooler_config, "None where the engine generates; see runner")
         return None
     files = sentence_transformer if task == "embed" else None
-    pooling: SequencePooling = given.pooling_type or given.seq_pooling_type or (files.pooling if files else "LAST")
+    is_encoder = architecture.startswith(_ENCODERS)
+    default: SequencePooling = "CLS" if is_encoder else "LAST"
+    pooling: SequencePooling = given.pooling_type or given.seq_pooling_type or (files.pooling if files else default)
     if task == "embed":
         return PoolerSpec(
             task=task,
@@ -49,11 +53,12 @@ def pooler_spec(
             use_activation=_first_of(given.use_activation, files.normalize if files else None, True),
             dimensions=given.dimensions,
             prompts=files.prompts if files else {},
-            whole_prompts=attends_both_ways(hf_config),
+            whole_prompts=is_encoder or attends_both_ways(hf_config),
+            is_encoder=is_encoder,
         )
     if given.dimensions is not None:
         reject("pooler_config.dimensions", given.dimensions, "None where the engine classifies")
-    return _classifier(given, pooling, hf_config, tokenizer)
+    return _classifier(given, pooling, hf_config, tokenizer, architecture if is_encoder else None)
 
 
 def _parsed(given: PoolerConfig | Mapping[str, Any] | None) -> PoolerConfig:
@@ -88,9 +93,14 @@ def _task(
 
 
 def _classifier(
-    given: PoolerConfig, pooling: SequencePooling, hf_config: Mapping[str, Any], tokenizer: str | None
+    given: PoolerConfig,
+    pooling: SequencePooling,
+    hf_config: Mapping[str, Any],
+    tokenizer: str | None,
+    encoder: str | None,
 ) -> PoolerSpec:
-    """The classes' scores come of a matrix of its own, or of rows of the head for the tokens that the config names."""
+    """The classes' scores come of a matrix of its own, or of rows of the head for the tokens that the config names.
+    `encoder`: the architecture of one."""
     tokens = hf_config.get("classifier_from_token")
     difference = bool(hf_config.get("is_original_qwen3_reranker")) or hf_config.get("method") == "from_2_way_softmax"
     head_token_ids = [] if tokens is None else _token_ids(tokens, tokenizer)
@@ -100,7 +110,7 @@ def _classifier(
         num_labels = 1 if difference else len(head_token_ids)
     else:
         num_labels = _num_labels(hf_config)
-    dense = [] if head_token_ids else [DenseLayer("score", num_labels, int(hf_config["hidden_size"]))]
+    dense = [] if head_token_ids else _classifier_layers(encoder, num_labels, int(hf_config["hidden_size"]))
     return PoolerSpec(
         task="classify",
         pooling=pooling,
@@ -112,8 +122,20 @@ def _classifier(
         num_labels=num_labels,
         logit_mean=given.logit_mean or 0.0,
         logit_sigma=given.logit_sigma or 1.0,
-        whole_prompts=attends_both_ways(hf_config),
+        whole_prompts=encoder is not None or attends_both_ways(hf_config),
+        is_encoder=encoder is not None,
     )
+
+
+def _classifier_layers(encoder: str | None, num_labels: int, size: int) -> list[DenseLayer]:
+    """Encoders' classifiers stand on a dense layer with a tanh."""
+    if encoder is None:
+        return [DenseLayer("score", num_labels, size)]
+    if encoder.startswith("Bert"):
+        pooler = DenseLayer("bert.pooler.dense", size, size, True, "tanh")
+        return [pooler, DenseLayer("classifier", num_labels, size, True)]
+    dense = DenseLayer("classifier.dense", size, size, True, "tanh")
+    return [dense, DenseLayer("classifier.out_proj", num_labels, size, True)]
 
 
 def _num_labels(hf_config: Mapping[str, Any]) -> int:

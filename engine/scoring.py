@@ -65,18 +65,23 @@ def plan_scores(
     if keep is not None:  # it is done here, to the second text alone
         params = msgspec.structs.replace(params, truncate_prompt_tokens=None)
     limit = model_config.max_model_len if keep == -1 else keep
-    prompts = [_pair_prompt(tokenizer, *pair, template, limit) for pair in zip(ones, others, strict=True)]
+    pairs_of_texts = zip(ones, others, strict=True)
+    prompts = [_pair_prompt(tokenizer, *pair, template, limit, pooler.is_encoder) for pair in pairs_of_texts]
     return ScoringPlan(prompts, for_task(params, "classify"), None)
 
 
 def _pair_prompt(
-    tokenizer: Tokenizer, query: str, document: str, template: str | None, limit: int | None
+    tokenizer: Tokenizer, query: str, document: str, template: str | None, limit: int | None, is_encoder: bool
 ) -> PromptType:
     """By the template, which sees messages of the roles "query" and "document", or as the tokenizer puts two texts
     together. `limit`: tokens in all, beyond which the document is cut."""
     if template is None:
         options: dict[str, Any] = {} if limit is None else {"truncation": "only_second", "max_length": limit}
-        return TokensPrompt(prompt_token_ids=tokenizer(query, document, **options)["input_ids"])
+        encoded = tokenizer(query, document, return_token_type_ids=True, **options)
+        prompt = TokensPrompt(prompt_token_ids=encoded["input_ids"])
+        if is_encoder:
+            prompt["token_type_ids"] = encoded["token_type_ids"]
+        return prompt
     text = _templated(tokenizer, query, document, template)
     if limit is None:
         return TextPrompt(prompt=text)

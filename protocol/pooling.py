@@ -124,6 +124,7 @@ class PoolerSpec(msgspec.Struct, frozen=True, kw_only=True):
     use_activation: bool = True
     dimensions: int | None = None
     num_labels: int = 0
+    is_encoder: bool = False
     logit_mean: float = 0.0
     logit_sigma: float = 1.0
     prompts: dict[str, str] = {}
@@ -136,13 +137,15 @@ class PoolerSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 class ResolvedPooling(msgspec.Struct, frozen=True, array_like=True, tag="pooling", gc=False):
     """What the core needs to know of one request: which states of the last layer are pooled, "ALL" being each by
-    itself; whether the result is cut to `dimensions`; what becomes of it then.
+    itself; whether the result is cut to `dimensions`; what becomes of it then. `second_start`: of a pair, where its
+    second text begins.
     """
 
     pooling: Literal["CLS", "LAST", "MEAN", "ALL"]
     activation: PoolingActivation = "identity"
     dimensions: Annotated[int, Meta(ge=1)] | None = None
     skip_reading_prefix_cache: bool = False
+    second_start: Annotated[int, Meta(ge=0)] = 0
 
 
 def _check_dimensions(dimensions: Any) -> None:

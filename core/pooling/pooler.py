@@ -38,6 +38,14 @@ class Pooler:
                 wanted[start + (inputs.positions[start] == 0) : end] = False
         return np.flatnonzero(wanted)
 
+    def token_types(self, inputs: StepInputs) -> np.ndarray | None:
+        """[num_tokens] int64, 1 in the second text of a pair; None where there are no pairs."""
+        types = np.zeros(len(inputs.token_ids), dtype=np.int64)
+        for row, start, end in _spans(inputs):
+            if second := self._params[row].second_start:
+                types[start + second : end] = 1
+        return types if types.any() else None
+
     def pool(
         self, inputs: StepInputs, lines: np.ndarray, states: np.ndarray, num_tokens: np.ndarray
     ) -> dict[int, np.ndarray]:

@@ -14,7 +14,7 @@ from ..lora.cache import AdapterCache
 from ..multimodal.encoder import Encoder
 from ..pooling.pooler import Pooler
 from ..profile_ranges import profile_range
-from ..runtime.interface import Runtime
+from ..runtime.cpu_encoder import EncoderRuntime
 from ..sampling.logprobs import gather_logprobs
 from ..sampling.metadata import SamplingBatch
 from ..sampling.sampler import Sampler, SamplerOutput
@@ -42,11 +42,12 @@ class ModelRunner:
     def __init__(
         self,
         vllm_config: VllmConfig,
-        runtime: Runtime[Any],
+        runtime: Any,
         pooler: Pooler | None = None,
         encoder: Encoder | None = None,
     ) -> None:
-        """`pooler`: of an engine that pools instead of sampling. `encoder`: of pictures, where the model takes any."""
+        """`runtime`: a Runtime, or an EncoderRuntime with a `pooler`, which stands in the place of sampling. `encoder`:
+        of pictures, where the model takes any."""
         model_config, scheduler_config = vllm_config.model_config, vllm_config.scheduler_config
         block_size = vllm_config.cache_config.block_size
         self.runtime = runtime
@@ -117,16 +118,23 @@ class ModelRunner:
         """Compute the step's tokens, and the vectors of the requests that are through."""
         lines = pooler.lines(inputs)
         with profile_range("model"):
-            hidden = self.runtime.forward(
-                inputs.token_ids,
-                inputs.metadata,
-                None if len(lines) == len(inputs.token_ids) else lines,
-                self._prompt_embeds(inputs) if self.batch.prompt_embeds or self.batch.mm_features else (),
-                inputs.adapters,
-            )
+            states = self._final_states(pooler, inputs, lines)
         with profile_range("pool"):
-            states = self.runtime.final_states(hidden).cpu().numpy()
             output.pooled = pooler.pool(inputs, lines, states, self.batch.num_tokens)
+
+    def _final_states(self, pooler: Pooler, inputs: StepInputs, lines: np.ndarray) -> np.ndarray:
+        """[len(lines), hidden_size] float32."""
+        if isinstance(self.runtime, EncoderRuntime):
+            return self.runtime.encode(inputs.token_ids, inputs.metadata, pooler.token_types(inputs))[lines]
+        hidden = self.runtime.forward(
+            inputs.token_ids,
+            inputs.metadata,
+            None if len(lines) == len(inputs.token_ids) else lines,
+            self._prompt_embeds(inputs) if self.batch.prompt_embeds or self.batch.mm_features else (),
+            inputs.adapters,
+        )
+        states: np.ndarray = self.runtime.final_states(hidden).cpu().numpy()
+        return states
 
     def _run(self, inputs: StepInputs) -> tuple[Array, list[_PromptSpan]]:
         """Hidden states of the tokens to sample from, then those of the prompt positions whose logprobs are wanted."""

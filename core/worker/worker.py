@@ -18,13 +18,14 @@ from ..dtypes import DType
 from ..kv_cache.groups import LayerKind
 from ..lazy_torch import torch
 from ..models.loader import open_checkpoint
-from ..models.registry import resolve_model_spec
+from ..models.registry import resolve_encoder_spec, resolve_model_spec
 from ..models.tensor_source import TensorSource
-from ..models.weights import DecoderWeights
 from ..multimodal.encoder import Encoder, PartOfSource
 from ..pooling.dense import load_dense
 from ..pooling.pooler import Pooler
 from ..profile_ranges import record_ranges
+from ..runtime.cpu_encoder import EncoderRuntime, make_encoder
+from ..runtime.interface import Runtime
 from ..runtime.selection import make_runtime
 from ..scheduler.runner_messages import ModelRunnerOutput, SchedulerOutput
 from .model_runner import ModelRunner
@@ -53,8 +54,7 @@ class Worker:
     def __init__(self, vllm_config: VllmConfig) -> None:
         self.vllm_config = vllm_config
         model_config, block_size = vllm_config.model_config, vllm_config.cache_config.block_size
-        spec, dtype = resolve_model_spec(model_config.hf_config), DType(model_config.dtype)
-        spec = replace(spec, has_head=model_config.pooler is None)
+        dtype = DType(model_config.dtype)
         if (
             model_config.logits_processors
             or model_config.enable_prompt_embeds
@@ -62,10 +62,15 @@ class Worker:
             or vllm_config.mm_config
         ):
             import torch  # noqa: F401 - now, and not when a request first needs it, while others wait
-        self.runtime = make_runtime(spec, dtype, block_size, model_config.quantization)
+        self.runtime: Runtime[Any] | EncoderRuntime
         self.encoder: Encoder | None = None
-        if spec.vision is not None and vllm_config.mm_config is not None:
-            self.encoder = Encoder(spec.vision, dtype)
+        if model_config.pooler is not None and model_config.pooler.is_encoder:
+            self.runtime = make_encoder(resolve_encoder_spec(model_config.hf_config), dtype, model_config.quantization)
+        else:
+            spec = replace(resolve_model_spec(model_config.hf_config), has_head=model_config.pooler is None)
+            self.runtime = make_runtime(spec, dtype, block_size, model_config.quantization)
+            if spec.vision is not None and vllm_config.mm_config is not None:
+                self.encoder = Encoder(spec.vision, dtype)
         self._load_weights()
         self.model_runner = ModelRunner(vllm_config, self.runtime, self._pooler(), self.encoder)
         self._num_blocks = 0
@@ -80,7 +85,7 @@ class Worker:
         model_config = self.vllm_config.model_config
         with open_checkpoint(model_config.model) as source:
             text, vision = self._parts(source)
-            plan = self.runtime.plan(text)
+            plan: Any = self.runtime.plan(text)
             needed, available = plan.peak_bytes, self.runtime.available_memory()
             if self.encoder is not None:
                 needed += self.encoder.num_bytes
@@ -215,7 +220,7 @@ class Worker:
     def reload_weights(self) -> None:
         """Changes nothing: the weights are those of the model's files, which `wake_up` reads again after a sleep."""
 
-    def apply_model(self, func: Callable[[DecoderWeights[Any]], Any]) -> Any:
+    def apply_model(self, func: Callable[[Any], Any]) -> Any:
         """Call `func` with the model: its spec and weights. Raises RuntimeError while they are asleep."""
         if self.runtime.weights is None:
             raise RuntimeError("the model's weights are asleep")

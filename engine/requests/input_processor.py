@@ -24,7 +24,7 @@ from ..text.renderer import Renderer
 from ..text.tokenizer import Tokenizer
 from ..text.tokenizer_inputs import check_encodable
 from .parallel_sampling import NoiseSeeds
-from .pooling_resolver import resolve_pooling
+from .pooling_resolver import resolve_pooling, with_token_types
 from .prepared_request import PreparedRequest
 from .sampling_resolver import Resolved, SamplingResolver
 
@@ -82,6 +82,8 @@ class InputProcessor:
         self._check_prompt(rendered, params)
         if isinstance(core_params, ResolvedSampling):
             core_params = self._with_lengths(core_params, len(token_ids), beam_length)
+        if (token_types := rendered.get("token_type_ids")) is not None:
+            core_params = with_token_types(core_params, token_types, len(token_ids), self.model_config)
         request = EngineCoreRequest(
             request_id=request_id,
             prompt_token_ids=token_ids,

@@ -8,6 +8,7 @@ import msgspec
 from ...protocol.config import ModelConfig
 from ...protocol.param_checks import reject
 from ...protocol.pooling import PoolerSpec, PoolingParams, PoolingTask, ResolvedPooling
+from ...protocol.resolved_sampling import ResolvedSampling
 from ..text.prompts import PromptType, TextPrompt
 
 
@@ -35,6 +36,22 @@ def resolve_pooling(params: PoolingParams, model_config: ModelConfig) -> Resolve
         dimensions=_dimensions(params, spec, model_config),
         skip_reading_prefix_cache=bool(skip) or needs_all,
     )
+
+
+def with_token_types(
+    params: ResolvedPooling | ResolvedSampling, token_types: Sequence[int], num_tokens: int, model_config: ModelConfig
+) -> ResolvedPooling:
+    """`params` of a pair of texts. Raises VLLMValidationError where the model has no types, or these are none."""
+    pooler = model_config.pooler
+    if pooler is None or not pooler.is_encoder or not isinstance(params, ResolvedPooling):
+        reject("token_type_ids", list(token_types), "absent: this model has no types of tokens")
+    second_start = next((index for index, each in enumerate(token_types) if each), 0)
+    num_types = int(model_config.hf_config.get("type_vocab_size", 2))
+    expected = [0] * second_start + [1] * (num_tokens - second_start)
+    if list(token_types) != (expected if second_start and num_types > 1 else [0] * num_tokens):
+        kinds = "0 for each token of the first text, then 1 for each of the second" if num_types > 1 else "all 0"
+        reject("token_type_ids", list(token_types), f"{kinds}, {num_tokens} in all")
+    return msgspec.structs.replace(params, second_start=second_start)
 
 
 def for_task(params: PoolingParams, task: PoolingTask | None) -> PoolingParams:

@@ -23,7 +23,10 @@ class TextPrompt(TypedDict):
 
 
 class TokensPrompt(TypedDict):
+    """`token_type_ids`: for encoders, 1 in the second text of a pair and 0 before."""
+
     prompt_token_ids: list[int]
+    token_type_ids: NotRequired[list[int]]
     prompt: NotRequired[str]
     cache_salt: NotRequired[str]
     multi_modal_data: NotRequired[Mapping[str, Any]]
@@ -50,6 +53,7 @@ class EngineInput(TypedDict):
     prompt_embeds: NotRequired[np.ndarray]
     mm_features: NotRequired[list[MultiModalFeatureSpec]]
     cache_salt: NotRequired[str]
+    token_type_ids: NotRequired[list[int]]
 
 
 PromptType = str | list[int] | TextPrompt | TokensPrompt | EmbedsPrompt | EngineInput
@@ -101,7 +105,8 @@ def _parse_rendered(prompt: Mapping[str, Any]) -> dict[str, Any]:
     if prompt["type"] not in _CONTENT:
         raise ValueError(f"a rendered prompt's type is 'token', 'embeds' or 'multimodal', got {prompt['type']!r}")
     content = _CONTENT[prompt["type"]]
-    options = {key: prompt[key] for key in ("prompt", "cache_salt", "arrival_time") if prompt.get(key) is not None}
+    known = ("prompt", "cache_salt", "arrival_time", "token_type_ids")
+    options = {key: prompt[key] for key in known if prompt.get(key) is not None}
     _check_options(options)
     if prompt["type"] == "multimodal":
         options["mm_features"] = prompt.get("mm_features", [])
@@ -135,7 +140,7 @@ def check_arrival_time(arrival_time: object) -> None:
 
 _CONTENT = {"token": "prompt_token_ids", "embeds": "prompt_embeds", "multimodal": "prompt_token_ids"}
 _MULTI_MODAL = ("multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs")
-_PROMPT_KEYS = ("prompt", "prompt_token_ids", "prompt_embeds", "cache_salt", *_MULTI_MODAL)
+_PROMPT_KEYS = ("prompt", "prompt_token_ids", "prompt_embeds", "cache_salt", "token_type_ids", *_MULTI_MODAL)
 
 
 def checked_ids(value: Any) -> list[int]:

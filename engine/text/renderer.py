@@ -104,6 +104,8 @@ class Renderer:
             rendered["prompt_token_ids"] = checked_ids(fields["prompt_token_ids"])
         else:
             rendered["prompt_token_ids"] = self._tokenise(fields["prompt"], params)
+        if "token_type_ids" in fields:
+            rendered["token_type_ids"] = checked_ids(fields["token_type_ids"])
         if "prompt" in fields:
             rendered["prompt"] = fields["prompt"]
         if "cache_salt" in fields:
@@ -210,4 +212,6 @@ def _truncate(rendered: EngineInput, params: TokenizeParams, model_config: Model
         rendered["prompt_token_ids"] = rendered["prompt_token_ids"][kept]
         if "prompt_embeds" in rendered:
             rendered["prompt_embeds"] = rendered["prompt_embeds"][kept]
+        if "token_type_ids" in rendered:
+            rendered["token_type_ids"] = rendered["token_type_ids"][kept]
     return rendered
