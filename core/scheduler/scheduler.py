@@ -7,6 +7,8 @@ belongs to every `schedule()`, also to one that planned nothing.
 import logging
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+
 from ...protocol.config import VllmConfig
 from ...protocol.outputs import EngineCoreOutputs, PrefillStats, SchedulerStats
 from ..kv_cache.groups import FullAttention, KVCacheConfig, LayerKind
@@ -198,18 +200,17 @@ class Scheduler:
     def _schedule_running(self, plan: StepPlan) -> None:
         block_size = self._block_size
         drafts_fit = self._proposer is not None and len(self.table.running) < MAX_STEP_TOKENS
+        may_wait = self._encoder is not None
         for request in tuple(self.table.running.values()):
             if plan.budget <= 0:
                 break
             if plan.has_preempted and request.status is not RequestStatus.RUNNING:
                 continue  # in favour of another one just now
             num_new = len(request.token_ids) - request.num_computed_tokens
-            if num_new != 1:
-                num_new = self._chunk(num_new, plan.budget)
-            if self._encoder is not None and request.num_computed_tokens < request.num_prompt_tokens:
-                num_new = self._encoder.cut(request, request.num_computed_tokens, num_new, plan)
-            if num_new == 0:
-                continue
+            if num_new != 1 or may_wait:
+                num_new = self._chunk(request, request.num_computed_tokens, num_new, plan)
+                if num_new == 0:
+                    continue
             end = request.num_computed_tokens + num_new
             # Decode fast path: allocate only where this token starts a block, hash only where it completes one.
             if (end % block_size <= 1 or num_new > 1) and not self._take_blocks(request, end, plan):
@@ -218,13 +219,16 @@ class Scheduler:
                 num_new += self._add_draft(request, end, plan)
             plan.add(request, num_new)
 
-    def _chunk(self, num_tokens: int, budget: int) -> int:
-        """How many of these tokens the step takes; 0 when it has no room and they may not be split."""
+    def _chunk(self, request: Request, start: int, num_tokens: int, plan: StepPlan) -> int:
+        """How many of these tokens from `start` on the step takes; 0 when it has no room and they may not be split, or
+        the first is of a picture that has to wait."""
         if 0 < self._long_prefill_token_threshold < num_tokens:
             num_tokens = self._long_prefill_token_threshold
-        if num_tokens <= budget:
-            return num_tokens
-        return budget if self._chunked_prefill else 0
+        if num_tokens > plan.budget:
+            num_tokens = plan.budget if self._chunked_prefill else 0
+        if self._encoder is not None and start < request.num_prompt_tokens:
+            return self._encoder.cut(request, start, num_tokens, plan)
+        return num_tokens
 
     def _take_blocks(self, request: Request, end: int, plan: StepPlan) -> bool:
         """See to the blocks of a running request's tokens from the first that is not computed up to `end`.
@@ -320,9 +324,7 @@ class Scheduler:
         hashes = () if request.skip_reading_prefix_cache else request.block_hashes
         prefix = self.kv_cache_manager.find_prefix(hashes, request.num_tokens)
         num_cached = prefix.num_tokens
-        num_new = self._chunk(request.num_tokens - num_cached, plan.budget)
-        if self._encoder is not None:
-            num_new = self._encoder.cut(request, num_cached, num_new, plan)
+        num_new = self._chunk(request, num_cached, request.num_tokens - num_cached, plan)
         if num_new == 0:
             return False
         # Watermark: one free block per running request, so that admission does not cause an immediate preemption.
@@ -362,11 +364,8 @@ class Scheduler:
             outputs.add(finished, [])
         if runner_output.prompt_logprobs:
             self._keep_prompt_logprobs(runner_output)
-        for row, vectors in runner_output.pooled.items():
-            if (pooled := self.table.running.get(row)) is not None:
-                pooled.status = RequestStatus.FINISHED_STOPPED
-                outputs.add(pooled, [], pooling_output=vectors)
-                self._finish_running(pooled)
+        if runner_output.pooled:
+            self._finish_pooled(runner_output.pooled, outputs)
         logprobs, drafts = runner_output.logprobs, scheduler_output.drafts
         client_index, handles, plain_token_ids = -1, list[int](), list[int]()
         running, token_ids = self.table.running, runner_output.sampled_token_ids.tolist()
@@ -410,6 +409,14 @@ class Scheduler:
         self._cache_blocks(request, request.num_computed_tokens)
         outputs.add(request, new_token_ids)
         return stopped
+
+    def _finish_pooled(self, vectors: dict[int, np.ndarray], outputs: ShellOutputs) -> None:
+        """vectors: by row. Those of requests that were aborted meanwhile go nowhere."""
+        for row, own in vectors.items():
+            if (request := self.table.running.get(row)) is not None:
+                request.status = RequestStatus.FINISHED_STOPPED
+                outputs.add(request, [], pooling_output=own)
+                self._finish_running(request)
 
     def _keep_prompt_logprobs(self, runner_output: ModelRunnerOutput) -> None:
         """They are sent whole, with the request's first token."""
