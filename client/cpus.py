@@ -1,4 +1,4 @@
-"""How many cores this process may use. The launcher tells the core's process; the in-process client tells torch."""
+"""How many cores this process may use. The launcher tells the core's process; the in-process client tells the core."""
 
 import math
 import os
@@ -18,14 +18,14 @@ def available_cores() -> int:
     return max(1, min([cores, *(math.floor(quota) for quota in _quotas())]))
 
 
-def limit_torch_threads() -> None:
-    """Gives torch `available_cores` threads in this process. Whoever loaded torch before, or set OMP_NUM_THREADS, has
+def limit_threads() -> None:
+    """Gives a core in this process `available_cores` threads. Whoever loaded torch before, or set OMP_NUM_THREADS, has
     decided already."""
     if "torch" in sys.modules or "OMP_NUM_THREADS" in os.environ:
         return
-    import torch
+    from ..core import lazy_torch
 
-    torch.set_num_threads(available_cores())
+    lazy_torch.limit_threads(available_cores())
 
 
 def thread_places() -> str | None:

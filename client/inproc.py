@@ -12,7 +12,7 @@ from ..protocol.errors import EngineDeadError, may_be_ctrl_c
 from ..protocol.outputs import EngineCoreOutputs
 from ..protocol.requests import EngineCoreRequest
 from .base import SyncEngineCoreClient
-from .cpus import limit_torch_threads
+from .cpus import limit_threads
 from .fair_lock import FairLock
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class InprocClient(SyncEngineCoreClient):
 
     def __init__(self, vllm_config: VllmConfig, executor_class: str, log_stats: bool) -> None:
         self._turns = FairLock()
-        limit_torch_threads()
+        limit_threads()
         from ..core.engine_core import EngineCore
 
         self._pending: deque[EngineCoreOutputs] = deque()

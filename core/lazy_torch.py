@@ -1,7 +1,9 @@
 """torch, imported when something of it is first used: that takes two seconds, and the native path does without it."""
 
 import functools
+import sys
 from collections.abc import Callable
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
@@ -10,11 +12,27 @@ else:
 
     class _LazyTorch:
         def __getattr__(self, name: str) -> Any:
-            import torch
-
-            return getattr(torch, name)
+            return getattr(load_torch(), name)
 
     torch = _LazyTorch()
+
+thread_limit: int | None = None
+"""For the kernels and for torch, where neither the environment nor a torch that was loaded before says how many."""
+
+
+def limit_threads(count: int) -> None:
+    global thread_limit
+    thread_limit = count
+
+
+def load_torch() -> ModuleType:
+    is_first = "torch" not in sys.modules
+    import torch
+
+    if is_first and thread_limit is not None:
+        torch.set_num_threads(thread_limit)
+    return torch
+
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ...protocol import envs
+from .. import lazy_torch
 from ..dtypes import AnyDType, DType
 from .header import NUMBERS, STRUCTS
 from .source_hash import source_hash
@@ -172,8 +173,8 @@ def built_from() -> int:
 def num_threads() -> int:
     """On how many threads operations run: torch's number where it is loaded, as users may set that, else OpenMP's."""
     torch = sys.modules.get("torch")
-    count: int = (getattr(torch, "get_num_threads", None) or _library().omp_get_max_threads)()
-    return count
+    count = getattr(torch, "get_num_threads", lambda: lazy_torch.thread_limit or _library().omp_get_max_threads())
+    return int(count())
 
 
 def dtype_code(dtype: AnyDType) -> int:

@@ -5,6 +5,7 @@ from typing import Any
 
 from ...protocol import envs
 from ..dtypes import AnyDType, DType
+from ..lazy_torch import load_torch
 from ..models.spec import ModelSpec
 from .cpu_native import NativeRuntime
 from .interface import Runtime
@@ -32,6 +33,7 @@ def make_runtime(spec: ModelSpec, dtype: AnyDType, block_size: int, quantization
         logger.warning("quantization is %r, and torch runs this model: %s: %s", quantization, obstacle, consequence)
     elif DType.of(dtype) is DType.BFLOAT16:
         logger.warning("torch runs this model, slower than native kernels would: %s", obstacle)
-    from .cpu_torch import TorchRuntime  # loads torch
+    load_torch()
+    from .cpu_torch import TorchRuntime
 
     return TorchRuntime(spec, dtype, block_size, quantization)

@@ -16,7 +16,7 @@ from ...protocol.param_checks import reject
 from ...protocol.pausing import SLEEP_LEVELS
 from ..dtypes import DType
 from ..kv_cache.groups import LayerKind
-from ..lazy_torch import torch
+from ..lazy_torch import load_torch, torch
 from ..models.loader import open_checkpoint
 from ..models.registry import resolve_encoder_spec, resolve_model_spec
 from ..models.tensor_source import TensorSource
@@ -61,7 +61,7 @@ class Worker:
             or vllm_config.lora_config
             or vllm_config.mm_config
         ):
-            import torch  # noqa: F401 - now, and not when a request first needs it, while others wait
+            load_torch()  # now, and not when a request first needs it, while others wait
         self.runtime: Runtime[Any] | EncoderRuntime
         self.encoder: Encoder | None = None
         if model_config.pooler is not None and model_config.pooler.is_encoder:

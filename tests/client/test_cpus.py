@@ -94,9 +94,11 @@ PROGRAM = """
 from corespan.client import cpus
 cpus.available_cores = lambda: 1
 {before}
-cpus.limit_torch_threads()
-import torch
-print(torch.get_num_threads())
+cpus.limit_threads()
+from corespan.core.kernels import library
+from corespan.core.lazy_torch import torch
+count = library.num_threads() if library.is_available() else torch.get_num_threads()
+print(count, torch.get_num_threads())
 """
 
 
@@ -105,7 +107,7 @@ print(torch.get_num_threads())
     [("", None, 1), ("import torch; torch.set_num_threads(3)", None, 3), ("", "2", 2)],
     ids=["undecided", "torch loaded before", "OMP_NUM_THREADS"],
 )
-def test_torch_gets_the_cores_there_are_unless_somebody_decided(
+def test_kernels_and_torch_get_the_cores_there_are_unless_somebody_decided(
     before: str, variable: str | None, threads: int
 ) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
@@ -114,4 +116,4 @@ def test_torch_gets_the_cores_there_are_unless_somebody_decided(
         environment["OMP_NUM_THREADS"] = variable
     program = [sys.executable, "-c", PROGRAM.format(before=before)]
     finished = subprocess.run(program, env=environment, capture_output=True, text=True, check=True)
-    assert int(finished.stdout) == threads
+    assert finished.stdout.split() == [str(threads)] * 2
