@@ -20,7 +20,7 @@ from ..models.encoder import EncoderLayer, EncoderSpec, EncoderWeights, Norm, en
 from ..models.tensor_source import TensorSource
 from . import cpu_memory
 
-Matrix = Callable[[torch.Tensor], torch.Tensor]
+Matrix = Callable[["torch.Tensor"], "torch.Tensor"]
 
 
 @dataclass(frozen=True, slots=True)
