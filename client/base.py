@@ -62,6 +62,10 @@ class EngineCoreClient(ABC):
         """Whether the cache could be emptied: blocks in use stand in the way unless running requests are preempted."""
         return self.call_utility("reset_prefix_cache", as_bool("reset_running_requests", reset_running_requests))
 
+    def reset_mm_cache(self) -> Any:
+        """Forgets pictures, and what was computed of them."""
+        return self.call_utility("reset_mm_cache")
+
     def pause_scheduler(self, mode: PauseMode = "abort", clear_cache: bool = True) -> Any:
         """Stops scheduling. What is in flight is aborted, waited for, or kept frozen; new requests queue."""
         return self.call_utility("pause_scheduler", mode, as_bool("clear_cache", clear_cache))

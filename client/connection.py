@@ -30,6 +30,7 @@ from ..protocol.sockets import (
     receive_frames,
 )
 from ..protocol.user_classes import pickles_for_core, user_main
+from .picture_ledger import PictureLedger
 from .process import CoreProcess, ForeignProcess, make_socket_dir, require_file_descriptors
 from .zap import bind_encrypted
 
@@ -164,6 +165,8 @@ class CoreConnection:
         self._send_lock = threading.Lock()
         self._receive_lock = threading.Lock()
         self._encoder = MsgpackEncoder()
+        mm_config = vllm_config.mm_config
+        self._pictures = None if mm_config is None else PictureLedger(mm_config.cache_bytes)
         self._decoder = MsgpackDecoder(EngineCoreOutputs)
         core_address = vllm_config.parallel_config.core_address
         if core_address is not None and (client_count > 1 or client_addresses is not None):
@@ -238,9 +241,13 @@ class CoreConnection:
     # Sending
 
     def add(self, request: EngineCoreRequest) -> None:
+        if self._pictures is not None:
+            request = self._pictures.trim(request)
         self._send(EngineCoreRequestType.ADD, request)
 
     def abort(self, request_ids: list[str]) -> None:
+        if self._pictures is not None:
+            self._pictures.discard(request_ids)
         with contextlib.suppress(EngineDeadError):  # then nothing is left to be aborted
             self._send(EngineCoreRequestType.ABORT, request_ids)
 
@@ -300,13 +307,25 @@ class CoreConnection:
             try:
                 frames = self._seal.check(frames)
                 if frames[0] != ENGINE_CORE_DEAD:
-                    return self._decoder.decode(frames)
+                    return self._without_misses(self._decoder.decode(frames))
             except ProtocolError as error:
                 logger.error("Dropped a message on the output socket: %s", error)
             else:
                 self._silent = True
                 self._on_death(b"".join(frames[1:]).decode(errors="replace"))
         return None
+
+    def _without_misses(self, received: EngineCoreOutputs) -> EngineCoreOutputs:
+        """Sends requests again, whole, that left out pictures which the core turns out to lack."""
+        if self._pictures is None:
+            return received
+        for output in received.outputs:
+            request = self._pictures.answered(output)
+            if request is not None:
+                with contextlib.suppress(EngineDeadError):
+                    self._send(EngineCoreRequestType.ADD, request)
+        received.outputs = [output for output in received.outputs if not output.resend]
+        return received
 
     def _look_for_end(self) -> None:
         """With nothing to be read: what the core sent last may still be on its way when its process has ended."""

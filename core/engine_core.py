@@ -24,7 +24,9 @@ from .kv_cache.block_hash import BlockHasher
 from .kv_cache.groups import KVCacheConfig
 from .kv_sizing import NULL_BLOCKS, num_kv_blocks, with_kv_blocks
 from .models.registry import resolve_model_spec
+from .models.vision import VisionSpec
 from .multimodal.encoder import check_data
+from .multimodal.picture_cache import MissingPicturesError, PictureCache
 from .profile_ranges import profile_range
 from .request_checks import check_request
 from .scheduler.pause import PauseState
@@ -98,8 +100,11 @@ class EngineCore:
             self.executor.shutdown()
             raise
         cache_config = self.vllm_config.cache_config
-        with_vision = vllm_config.mm_config is not None
-        self._vision = resolve_model_spec(vllm_config.model_config.hf_config).vision if with_vision else None
+        self._vision: VisionSpec | None = None
+        self._pictures = PictureCache(0)
+        if vllm_config.mm_config is not None:
+            self._vision = resolve_model_spec(vllm_config.model_config.hf_config).vision
+            self._pictures = PictureCache(vllm_config.mm_config.cache_bytes)
         self._block_hasher = BlockHasher(cache_config.block_size) if cache_config.enable_prefix_caching else None
 
     @property
@@ -137,10 +142,12 @@ class EngineCore:
         config = self.vllm_config.mm_config
         if self._vision is None or config is None:
             raise ValueError("mm_features are given, but this model takes text only")
+        request.mm_features = self._pictures.completed(request.mm_features)
         for feature in request.mm_features:
             check_data(feature, self._vision)
             if feature.mm_position.num_embeds > config.encoder_capacity:
                 raise ValueError(f"mm_features: a picture of more than {config.encoder_capacity} tokens")
+        self._pictures.keep(request.mm_features)
 
     def add_request(self, request: EngineCoreRequest) -> None:
         """Queues a request; one that cannot be prepared ends at once, with an error as its output.
@@ -165,7 +172,11 @@ class EngineCore:
             self.fail_request(request, error)
 
     def fail_request(self, request: EngineCoreRequest | Request, error: BaseException) -> None:
-        """Ends a request that never reached the scheduler."""
+        """Ends a request that never reached the scheduler, or asks for it again where it lacks pictures."""
+        if isinstance(error, MissingPicturesError):
+            missed = EngineCoreOutput(_clients_id(request), [], handle=request.handle, resend=True)
+            self._emit(request.client_index, EngineCoreOutputs(outputs=[missed], timestamp=time.monotonic()))
+            return
         logger.error("Request %s failed while being added", _clients_id(request), exc_info=error)
         self._emit_finished([request], FinishReason.ERROR, f"{type(error).__name__}: {text_of(error)}")
 
@@ -270,7 +281,8 @@ class EngineCore:
         return self.scheduler.reset_prefix_cache(reset_running_requests)
 
     def reset_mm_cache(self) -> None:
-        """Forgets the embeddings of pictures that no running request needs."""
+        """Forgets pictures, and their embeddings that no running request needs."""
+        self._pictures.reset()
         self.scheduler.reset_encoder_cache()
 
     def pause_scheduler(self, mode: PauseMode = "abort", clear_cache: bool = True) -> "Future[None]":
@@ -290,7 +302,7 @@ class EngineCore:
         def paused() -> None:
             if clear_cache:
                 self.scheduler.reset_prefix_cache(reset_running_requests=mode == "keep")
-                self.scheduler.reset_encoder_cache()
+                self.reset_mm_cache()
             then()
 
         return self._when_idle(paused)

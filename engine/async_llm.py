@@ -287,6 +287,8 @@ class AsyncLLM(EngineBase):
         """
         self._output_handler.ensure_running()
         await self.engine_core.pause_scheduler(mode, clear_cache)
+        if clear_cache:
+            self._forget_pictures()
         await self._output_handler.catch_up()
 
     async def resume_generation(self) -> None:
@@ -296,6 +298,8 @@ class AsyncLLM(EngineBase):
         """Pauses, then gives memory back: level 0 none, 1 the KV cache's, 2 the weights' too. New requests queue."""
         self._output_handler.ensure_running()
         await self.engine_core.sleep(level, mode)
+        if level > 0:
+            self._forget_pictures()
         await self._output_handler.catch_up()
         self._record_sleep_state(1, level)
 
@@ -347,7 +351,9 @@ class AsyncLLM(EngineBase):
         return self.logger_manager.get_metrics()
 
     async def reset_mm_cache(self) -> None:
-        """Nothing to do: prompts are text, and no images or sounds are cached."""
+        """Forgets the pictures that were prepared, and what the core has computed of them."""
+        self._forget_pictures()
+        await self.engine_core.reset_mm_cache()
 
     async def is_tracing_enabled(self) -> bool:
         return self.tracer is not None

@@ -6,6 +6,7 @@ from typing import Any
 from ..client.base import EngineCoreClient
 from ..protocol.param_checks import reject
 from .ownership import OwnedByProcess
+from .text.renderer import Renderer
 
 
 class EngineControls(OwnedByProcess):
@@ -14,6 +15,7 @@ class EngineControls(OwnedByProcess):
     """
 
     engine_core: EngineCoreClient
+    renderer: Renderer
 
     def get_supported_tasks(self) -> Any:
         return self.engine_core.get_supported_tasks()
@@ -23,8 +25,13 @@ class EngineControls(OwnedByProcess):
         return self.engine_core.reset_prefix_cache(reset_running_requests)
 
     def reset_mm_cache(self) -> Any:
-        """Nothing to do: prompts are text, and no images or sounds are cached."""
-        return None
+        """Forgets the pictures that were prepared, and what the core has computed of them."""
+        self._forget_pictures()
+        return self.engine_core.reset_mm_cache()
+
+    def _forget_pictures(self) -> None:
+        if self.renderer.multimodal is not None:
+            self.renderer.multimodal.reset_cache()
 
     def is_sleeping(self) -> Any:
         return self.engine_core.is_sleeping()

@@ -57,7 +57,10 @@ class EngineBase(EngineControls):
         self.output_processor = OutputProcessor(
             self.tokenizer, self.log_stats, self.vllm_config.scheduler_config.stream_interval, self.tracer
         )
-        self.logger_manager = StatLoggerManager(self.vllm_config, stat_loggers, log_stats) if self.log_stats else None
+        self.logger_manager: StatLoggerManager | None = None
+        if self.log_stats:
+            counts = () if multimodal is None else (multimodal.take_counts,)
+            self.logger_manager = StatLoggerManager(self.vllm_config, stat_loggers, log_stats, *counts)
 
     @property
     def model_config(self) -> ModelConfig:

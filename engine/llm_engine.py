@@ -209,6 +209,8 @@ class LLMEngine(EngineBase):
         What ends a request here comes out of the next `step()`.
         """
         self.engine_core.pause_scheduler(mode, clear_cache)
+        if clear_cache:
+            self._forget_pictures()
         self._paused = True
 
     @takes_turns
@@ -248,6 +250,8 @@ class LLMEngine(EngineBase):
     def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
         """Pauses, then gives memory back: level 0 none, 1 the KV cache's, 2 the weights' too. New requests queue."""
         self.engine_core.sleep(level, mode)
+        if level > 0:
+            self._forget_pictures()
         self._paused = True
         self._record_sleep_state(1, level)
 

@@ -13,7 +13,7 @@ _ONE_DEVICE = "the model and its cache stay in this machine's memory"
 _NO_EXPERTS = "there are no mixture-of-experts models"
 _LORA = "adapters change the layers of the model's text part, and go by lora_request"
 _NO_DRAFTS = "speculative_config says it all"
-_TEXT_ONLY = "models take text only"
+_PICTURES = "models take text and pictures; see docs/pictures.md"
 _NOT_COMPILED = "nothing is compiled or captured: the kernels are native code"
 _CACHE_TYPE = "the KV cache has the type that the model is computed in"
 _NO_MAMBA = "there are no state-space models"
@@ -148,7 +148,7 @@ class NeutralArgs:
     num_scheduler_steps: object = _former(1, because=_OWN_SCHEDULER)
     preemption_mode: object = _former(None, "recompute", because="what is preempted is computed again")
     use_v2_block_manager: object = _former(True, because=_OWN_SCHEDULER)
-    disable_chunked_mm_input: object = _only(False, True, because=_TEXT_ONLY)
+    disable_chunked_mm_input: object = _only(False, because="prompts are cut through pictures as through text")
     disable_hybrid_kv_cache_manager: object = _only(None, False, True, because="windows always give their blocks back")
     scheduler_reserve_full_isl: object = _only(True, because=_OWN_SCHEDULER)
     watermark: object = _only(0.0, because=_OWN_SCHEDULER)
@@ -173,16 +173,16 @@ class NeutralArgs:
     specialize_active_lora: object = _only(False, because=_LORA)
     fully_sharded_loras: object = _only(False, because=_LORA)
     default_mm_loras: object = _only(None, because=_LORA)
-    mm_processor_cache_type: object = _only("lru", because=_TEXT_ONLY)
-    mm_shm_cache_max_object_size_mb: object = _only(128, because=_TEXT_ONLY)
-    mm_encoder_tp_mode: object = _only("weights", because=_TEXT_ONLY)
-    mm_encoder_attn_backend: object = _only(None, because=_TEXT_ONLY)
-    mm_encoder_only: object = _only(False, because=_TEXT_ONLY)
-    media_io_kwargs: object = _only(None, {}, because=_TEXT_ONLY)
-    skip_mm_profiling: object = _only(False, True, because=_TEXT_ONLY)
-    interleave_mm_strings: object = _only(False, because=_TEXT_ONLY)
+    mm_processor_cache_type: object = _only("lru", because=_PICTURES)
+    mm_shm_cache_max_object_size_mb: object = _only(128, because=_PICTURES)
+    mm_encoder_tp_mode: object = _only("weights", because=_PICTURES)
+    mm_encoder_attn_backend: object = _only(None, because=_PICTURES)
+    mm_encoder_only: object = _only(False, because=_PICTURES)
+    media_io_kwargs: object = _only(None, {}, because=_PICTURES)
+    skip_mm_profiling: object = _only(False, True, because=_PICTURES)
+    interleave_mm_strings: object = _only(False, because=_PICTURES)
     tokens_only: object = _only(False, because="use skip_tokenizer_init")
-    video_pruning_rate: object = _only(None, because=_TEXT_ONLY)
+    video_pruning_rate: object = _only(None, because=_PICTURES)
 
     disable_log_requests: object = _former(
         True, because="requests are logged with AsyncEngineArgs(enable_log_requests=True)"

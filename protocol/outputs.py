@@ -74,6 +74,7 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, omit_defaults=True, gc=F
     `stop_reason` is the stop token's id, or what went wrong (`FinishReason.ERROR`), or "repetition_detected"
     (`FinishReason.REPETITION`). `handle` is the request's own; so are `trace_headers`, on the output that ends it.
     `pooling_output`: [hidden_size] or, token by token, [num_tokens, hidden_size] float32.
+    `resend`: the core lacks a picture that the request leaves out, and has dropped it; it is to come again, whole.
     """
 
     request_id: str
@@ -87,6 +88,7 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, omit_defaults=True, gc=F
     trace_headers: dict[str, str] | None = None
     handle: int = 0
     pooling_output: np.ndarray | None = None
+    resend: bool = False
 
     @property
     def finished(self) -> bool:

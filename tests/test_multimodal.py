@@ -1,7 +1,10 @@
 """Pictures in prompts over the three clients: a SmolVLM's answers are transformers', and what cannot be served is an
 error at the caller."""
 
+import os
+import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -189,3 +192,54 @@ def test_beams_see_the_pictures(vlm: Runner) -> None:
     (output,) = vlm.llm.beam_search([prompt_with("a <image> b", [picture(70, 30)])], params)
     (expected,) = tokens(vlm, prompt_with("a <image> b", [picture(70, 30)]))
     assert output.sequences[0].tokens[-8:] == expected
+
+
+def test_what_the_core_has_is_not_sent_again_and_a_miss_is_answered(vlm: Runner) -> None:
+    prompt = prompt_with("A <image> that comes again", [picture(90, 60, seed=11)])
+    expected = tokens(vlm, prompt)
+    vlm.call("reset_prefix_cache")
+    assert tokens(vlm, prompt, prompt) == expected * 2
+    for forget in ("reset_mm_cache", "reset_prefix_cache"):
+        assert vlm.call(forget) in (None, True)
+    assert tokens(vlm, prompt) == expected, "the core was sent it whole, once it had said that it lacks it"
+    vlm.call("sleep", 1)
+    vlm.call("wake_up")
+    assert tokens(vlm, prompt) == expected
+
+
+@pytest.mark.parametrize("client_kind", ["sync_mp", "async_mp"], indirect=True)
+def test_a_new_core_gets_the_pictures_of_what_was_unfinished(make_runner: Any, vlm_dir: str) -> None:
+    runner = make_runner(model=vlm_dir, engine_restart=3)
+    prompt = prompt_with("A <image> that comes again", [picture(90, 60)])
+    params = SamplingParams(temperature=0, max_tokens=120, ignore_eos=True)
+    expected = tokens(runner, prompt, params=params)
+    output = runner.with_neighbour(prompt, params, lambda: kill_core(runner))
+    assert [list(output.outputs[0].token_ids)] == expected
+
+
+def kill_core(runner: Runner) -> None:
+    engine = runner.engine if runner.kind == "async_mp" else runner.engine.llm_engine
+    os.kill(engine.engine_core._connection.current.process.ready.pid, signal.SIGKILL)
+
+
+@IN_PROCESS
+def test_what_was_prepared_before_is_counted(make_runner: Any, vlm_dir: str) -> None:
+    runner = make_runner(model=vlm_dir, disable_log_stats=False)
+    tokens(runner, *[prompt_with("a <image>", [picture(30, 30)])] * 3)
+    counts = {each.name: each.value for each in runner.llm.get_metrics() if "mm_cache" in each.name}
+    assert counts == {"vllm:mm_cache_queries": 3, "vllm:mm_cache_hits": 2}
+
+
+def test_the_documented_example_runs(
+    vlm_dir: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (Path(__file__).parent.parent / "docs" / "pictures.md").read_text(encoding="utf-8")
+    code = page.split("```python\n")[1].split("```")[0]
+    assert "HuggingFaceTB/SmolVLM2-256M-Video-Instruct" in code
+    picture(70, 50).save(tmp_path / "holiday.png")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    names: dict[str, Any] = {}
+    exec(code.replace("HuggingFaceTB/SmolVLM2-256M-Video-Instruct", vlm_dir), names)
+    names["llm"].shutdown()
+    assert capsys.readouterr().out.strip()

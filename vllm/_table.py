@@ -15,7 +15,7 @@ NAMES = (
     ("", "protocol.params", "SamplingParams"),
     ("", "protocol.pooling", "PoolingParams"),
     ("beam_search", "engine.beam_search", "BeamSearchOutput BeamSearchSequence"),
-    ("config", "protocol.config", "VllmConfig ModelConfig CacheConfig SchedulerConfig ParallelConfig"),
+    ("config", "protocol.config", "VllmConfig ModelConfig CacheConfig SchedulerConfig ParallelConfig MultiModalConfig"),
     ("config", "protocol.config", "ObservabilityConfig LoRAConfig"),
     ("config", "protocol.pooling", "PoolerConfig"),
     ("distributed", _OWN, "cleanup_dist_env_and_memory"),
@@ -41,6 +41,9 @@ NAMES = (
     ("lora.request", "protocol.lora", "LoRARequest"),
     ("model_executor", _OWN, "set_random_seed"),
     ("model_executor.utils", _OWN, "set_random_seed"),
+    ("multimodal", "engine.text.prompts", "MultiModalDataDict"),
+    ("multimodal.inputs", "engine.text.prompts", "MultiModalDataDict"),
+    ("multimodal.inputs", "protocol.multimodal", "MultiModalFeatureSpec PlaceholderRange"),
     ("outputs", "engine.outputs.request_output", "RequestOutput CompletionOutput"),
     ("outputs", "engine.outputs.pooling_output", "PoolingOutput PoolingRequestOutput EmbeddingOutput"),
     ("outputs", "engine.outputs.pooling_output", "EmbeddingRequestOutput ClassificationOutput"),
@@ -82,7 +85,7 @@ NAMES = (
     ("v1.sample.logits_processor.interface", "core.sampling.logits_processors", "*"),
 )
 
-_TEXT_ONLY = "models take text only"
+_PICTURES = "models take text and pictures: multi_modal_data holds PIL images or arrays"
 _NOT_COMPILED = "nothing is compiled or captured: the kernels are native code"
 _ONE_WORKER = "the engine has one worker, on one machine"
 _AS_DICT = "options stand in the engine's arguments"
@@ -91,17 +94,15 @@ MISSING = (
     # vLLM's module, names that have no counterpart, why: importing them is well, using them an error
     ("", "ModelRegistry", "models are the engine's own"),
     ("", "initialize_ray_cluster", _ONE_WORKER),
-    ("assets.audio", "AudioAsset", _TEXT_ONLY),
-    ("assets.image", "ImageAsset", _TEXT_ONLY),
-    ("assets.video", "VideoAsset", _TEXT_ONLY),
+    ("assets.audio", "AudioAsset", _PICTURES),
+    ("assets.image", "ImageAsset", _PICTURES),
+    ("assets.video", "VideoAsset", _PICTURES),
     ("config", "CompilationConfig CompilationMode CUDAGraphMode AttentionConfig KernelConfig", _NOT_COMPILED),
     ("config", "KVTransferConfig KVEventsConfig", _ONE_WORKER),
-    ("config", "MultiModalConfig", _TEXT_ONLY),
     ("config", "SpeculativeConfig", "speculative_config is a dict here"),
     ("config", "DeviceConfig LoadConfig ProfilerConfig StructuredOutputsConfig", _AS_DICT),
     ("distributed.parallel_state", "get_tp_group get_pp_group get_world_group", _ONE_WORKER),
     ("inputs", "ExplicitEncoderDecoderPrompt", "models are decoders only"),
-    ("multimodal", "MultiModalDataDict", _TEXT_ONLY),
     ("sampling_params", "GuidedDecodingParams", "use StructuredOutputsParams"),
     ("sequence", "RequestMetrics", "RequestOutput.metrics are v1.metrics.stats.RequestStateStats"),
     ("v1.engine.core", "DPEngineCoreProc", _ONE_WORKER),

@@ -33,7 +33,10 @@ class StatLoggerManager:
         vllm_config: VllmConfig,
         factories: Sequence[StatLoggerFactory] = (),
         enable_default_loggers: bool = True,
+        take_picture_counts: Callable[[], tuple[int, int]] = lambda: (0, 0),
     ) -> None:
+        """take_picture_counts: how many were looked up in the shell's cache since the last call, and how many found."""
+        self._take_picture_counts = take_picture_counts
         self.loggers = [factory(vllm_config, 0) for factory in factories]
         self.prometheus: PrometheusStatLogger | None = None
         if enable_default_loggers:
@@ -46,6 +49,8 @@ class StatLoggerManager:
         self._each(lambda stat_logger: stat_logger.log_engine_initialized())
 
     def record(self, scheduler_stats: SchedulerStats | None, iteration_stats: IterationStats | None) -> None:
+        if iteration_stats is not None:
+            iteration_stats.mm_cache_queries, iteration_stats.mm_cache_hits = self._take_picture_counts()
         self._each(
             lambda stat_logger: stat_logger.record(scheduler_stats=scheduler_stats, iteration_stats=iteration_stats)
         )

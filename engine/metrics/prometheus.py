@@ -53,6 +53,8 @@ _ITERATION = (
     (Counter, "prompt_tokens", "Prompt tokens processed.", "prompt_token_stats.total"),
     (Counter, "prompt_tokens_cached", "Prompt tokens that came from the cache.", "prompt_token_stats.cached"),
     (Counter, "generation_tokens", "Tokens generated.", "num_generation_tokens"),
+    (Counter, "mm_cache_queries", "Pictures looked up in the cache.", "mm_cache_queries"),
+    (Counter, "mm_cache_hits", "Pictures found in the cache.", "mm_cache_hits"),
 )
 """Class, name, meaning, and where the value stands: in `SchedulerStats`, `SpecDecodingStats`, `IterationStats`."""
 

@@ -67,6 +67,8 @@ class IterationStats:
     num_generation_tokens: int = 0
     prompt_token_stats: PromptTokenStats = field(default_factory=PromptTokenStats)
     num_preempted_reqs: int = 0
+    mm_cache_queries: int = 0  # pictures looked up among those that were prepared before
+    mm_cache_hits: int = 0
     finished_requests: list[FinishedRequestStats] = field(default_factory=list)
     max_num_generation_tokens_iter: list[int] = field(
         default_factory=list

@@ -36,7 +36,7 @@ class MultiModalInputs:
         self.config = config
         self.hidden_size = int(model_config.hf_config["hidden_size"])
         self.processor: PictureProcessor = make_processor(model_config.hf_config, model_config.model)
-        self.num_queries = self.num_hits = 0  # of the cache, since the last statistics
+        self._num_queries = self._num_hits = 0  # of the cache, since the last statistics
         self._cache: OrderedDict[str, Prepared] = OrderedDict()
         self._cache_bytes = 0
         self._lock = threading.Lock()
@@ -87,6 +87,13 @@ class MultiModalInputs:
         with self._lock:
             self._cache.clear()
             self._cache_bytes = 0
+
+    def take_counts(self) -> tuple[int, int]:
+        """How many pictures were looked up in the cache since the last call, and how many of them were there."""
+        with self._lock:
+            counts = self._num_queries, self._num_hits
+            self._num_queries = self._num_hits = 0
+        return counts
 
     def _check_count(self, what: str, found: int, wanted: int) -> None:
         if found != wanted:
@@ -195,10 +202,10 @@ class MultiModalInputs:
 
     def _find(self, identifier: str) -> Prepared | None:
         with self._lock:
-            self.num_queries += 1
+            self._num_queries += 1
             known = self._cache.get(identifier)
             if known is not None:
-                self.num_hits += 1
+                self._num_hits += 1
                 self._cache.move_to_end(identifier)
             return known
 

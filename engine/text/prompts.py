@@ -11,13 +11,16 @@ from ...protocol.multimodal import MultiModalFeatureSpec
 from ...protocol.param_checks import reject, reject_type
 from .tokenizer_inputs import check_encodable
 
+MultiModalDataDict = Mapping[str, Any]
+"""From "image" to a picture or a list of pictures."""
+
 
 class TextPrompt(TypedDict):
     """`multi_modal_data`: {"image": a picture or a list of pictures}, each with a placeholder in the prompt."""
 
     prompt: str
     cache_salt: NotRequired[str]
-    multi_modal_data: NotRequired[Mapping[str, Any]]
+    multi_modal_data: NotRequired[MultiModalDataDict]
     multi_modal_uuids: NotRequired[Mapping[str, Any]]
     mm_processor_kwargs: NotRequired[Mapping[str, Any]]
 
@@ -29,7 +32,7 @@ class TokensPrompt(TypedDict):
     token_type_ids: NotRequired[list[int]]
     prompt: NotRequired[str]
     cache_salt: NotRequired[str]
-    multi_modal_data: NotRequired[Mapping[str, Any]]
+    multi_modal_data: NotRequired[MultiModalDataDict]
     multi_modal_uuids: NotRequired[Mapping[str, Any]]
     mm_processor_kwargs: NotRequired[Mapping[str, Any]]
 
