@@ -243,3 +243,21 @@ def test_the_documented_example_runs(
     exec(code.replace("HuggingFaceTB/SmolVLM2-256M-Video-Instruct", vlm_dir), names)
     names["llm"].shutdown()
     assert capsys.readouterr().out.strip()
+
+
+@IN_PROCESS
+def test_native_kernels_see_the_same_in_any_chunks(
+    make_runner: Any, vlm_dir: str, vision_reference: VisionReference
+) -> None:
+    cases = [(text, pictures(sizes)) for text, sizes in CASES if sizes]
+    params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, logprobs=0, prompt_logprobs=0)
+    results = []
+    for options in ({}, {"max_num_batched_tokens": 8, "max_num_seqs": 3, "enable_prefix_caching": False}):
+        runner = make_runner(model=vlm_dir, dtype="bfloat16", **options)
+        outputs = runner.generate([prompt_with(*case) for case in cases], params)
+        results.append([(each.prompt_logprobs, each.outputs[0].token_ids) for each in outputs])
+    assert results[0] == results[1]
+    expected, (found, _) = vision_reference.logprobs(*cases[0]), results[0][0]
+    ids = vision_reference.inputs(*cases[0])["input_ids"][0].tolist()
+    near = [each[token_id].logprob for each, token_id in zip(found[1:], ids[1:], strict=True)]
+    assert np.abs(near - expected[np.arange(len(ids) - 1), ids[1:]]).mean() < 0.1
