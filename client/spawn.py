@@ -16,6 +16,7 @@ from ..protocol import envs
 from .child import ChildProcess
 from .cpus import available_cores, thread_places
 from .interpreter import interpreter
+from .standard_streams import fill_standard_descriptors
 
 _SPINS_BETWEEN_STEPS = "10000"  # of OpenMP's threads, a few 100 us; then they leave the cores to others
 _SECRET_WORDS = frozenset(
@@ -54,6 +55,7 @@ def core_ahead() -> Iterator[None]:
     """The engine that is made within gets an interpreter that is being started already."""
     global _ahead
     mine = None
+    fill_standard_descriptors()  # ahead of the interpreter's socket, which would take the number of a closed stream
     with contextlib.suppress(RuntimeError, OSError):  # whoever needs it is told
         if envs.VLLM_ENABLE_V1_MULTIPROCESSING and _ahead is None:
             _ahead = mine = _start(core_environment())
