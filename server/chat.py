@@ -10,7 +10,7 @@ import msgspec
 from .conversation import Conversation
 from .options import running_engine, sampling_params
 from .streaming import Interruption, Statistics, stream_text
-from .terminal import enable_line_editing, is_terminal, note, read_text, write
+from .terminal import enable_line_editing, is_terminal, note, read_text, write, write_all
 
 if TYPE_CHECKING:
     from ..engine.llm_engine import LLMEngine
@@ -90,9 +90,7 @@ def run_chat(options: argparse.Namespace) -> int:
 def _chat(session: Conversation, question: str | None) -> int:
     if question is None:
         return converse(session)
-    for text in session.answer(question, Interruption()):
-        write(text)
-    write("\n")
+    write_all(session.answer(question, Interruption()))
     return 0
 
 

@@ -2,12 +2,11 @@
 
 import argparse
 import sys
-from collections.abc import Iterable
 
 from .chat import ChatSession
 from .options import running_engine, sampling_params
 from .streaming import Interruption, stream_text
-from .terminal import is_terminal, write
+from .terminal import is_terminal, write_all
 
 
 def run_generate(options: argparse.Namespace) -> int:
@@ -22,9 +21,9 @@ def run_generate(options: argparse.Namespace) -> int:
         with running_remote(options) as remote:
             interruption = Interruption()
             if options.chat:
-                _print(RemoteChat(remote, params, options.system).answer(prompt, interruption))
+                write_all(RemoteChat(remote, params, options.system).answer(prompt, interruption))
             else:
-                _print(remote.complete(prompt, params, interruption))
+                write_all(remote.complete(prompt, params, interruption))
         return 0
     with running_engine(options) as (engine, statistics):
         if options.chat:
@@ -32,14 +31,8 @@ def run_generate(options: argparse.Namespace) -> int:
             pieces = session.answer(prompt, Interruption())
         else:
             pieces = stream_text(engine, prompt, params, statistics=statistics)
-        _print(pieces)
+        write_all(pieces)
     return 0
-
-
-def _print(pieces: Iterable[str]) -> None:
-    for text in pieces:
-        write(text)
-    write("\n")
 
 
 def _prompt(options: argparse.Namespace) -> str:

@@ -3,7 +3,7 @@
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 QUOTES = '"""'
 
@@ -17,6 +17,13 @@ def write(text: str) -> None:
         raise
     except OSError as error:
         raise OSError(f"cannot write to standard output: {error.strerror or error}") from error
+
+
+def write_all(pieces: Iterable[str]) -> None:
+    """A text as it comes, and the end of its line."""
+    for text in pieces:
+        write(text)
+    write("\n")
 
 
 def note(text: str) -> None:

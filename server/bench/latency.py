@@ -1,14 +1,12 @@
 """Measures how long the engine takes for one batch of requests, again and again, without a server."""
 
 import argparse
-import json
+import random
 import time
-from pathlib import Path
 from typing import Any
 
-from ...engine.engine_args import EngineArgs
+from . import offline
 from .datasets import HIGHEST_ID, LOWEST_ID
-from .offline import running_llm
 
 SUMMARY = "the engine on one batch, again and again"
 PERCENTILES = (10, 25, 50, 75, 90, 99)
@@ -19,12 +17,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--input-len", type=int, default=32, metavar="N", help="tokens a prompt [%(default)s]")
     add("--output-len", type=int, default=128, metavar="N", help="tokens an answer [%(default)s]")
     add("--batch-size", type=int, default=8, metavar="N", help="requests a batch [%(default)s]")
-    add("--n", type=int, default=1, metavar="N", help="answers a request [%(default)s]")
     add("--num-iters-warmup", type=int, default=10, metavar="N", help="batches before it counts [%(default)s]")
     add("--num-iters", type=int, default=30, metavar="N", help="batches that count [%(default)s]")
-    add("--disable-detokenize", action="store_true", help="answers are token ids alone")
-    add("--output-json", metavar="FILE", help="write the result as JSON")
-    EngineArgs.add_cli_args(parser)
+    offline.add_arguments(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -32,31 +27,19 @@ def run(options: argparse.Namespace) -> int:
     for name in ("input_len", "output_len", "batch_size", "n", "num_iters"):
         if getattr(options, name) < 1:
             raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(options, name)}")
-    with running_llm(options) as llm:
+    with offline.running_llm(options) as llm:
         seconds = _measure(llm, options)
     result = figures(seconds)
     print(f"Avg latency: {result['avg_latency']} seconds")
     for percentile, value in result["percentiles"].items():
         print(f"{percentile}% percentile latency: {value} seconds")
-    if options.output_json:
-        Path(options.output_json).write_text(json.dumps(result, indent=4) + "\n", encoding="utf-8")
+    offline.save(options, result)
     return 0
 
 
 def _measure(llm: Any, options: argparse.Namespace) -> list[float]:
     """Seconds of each batch. A batch differs from the one before it, so that no prompt is in the prefix cache."""
-    import random
-
-    from ...protocol.params import SamplingParams
-
-    source = random.Random(0)
-    params = SamplingParams(
-        n=options.n,
-        temperature=1.0,
-        ignore_eos=True,
-        max_tokens=options.output_len,
-        detokenize=not options.disable_detokenize,
-    )
+    source, params = random.Random(0), offline.params_of(options, options.output_len)
     seconds = []
     for number in range(options.num_iters_warmup + options.num_iters):
         prompts = [

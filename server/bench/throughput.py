@@ -1,31 +1,23 @@
 """Measures how many requests and tokens a second the engine answers when it has them all at once, without a server."""
 
 import argparse
-import json
 import time
-from pathlib import Path
 from typing import Any
 
-from ...engine.engine_args import EngineArgs
-from . import datasets
-from .offline import running_llm
+from . import datasets, offline
 
 SUMMARY = "the engine on many requests at once"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--n", type=int, default=1, metavar="N", help="answers a request [%(default)s]")
-    add("--disable-detokenize", action="store_true", help="answers are token ids alone")
-    add("--output-json", metavar="FILE", help="write the result as JSON")
     datasets.add_arguments(parser, input_len=1024, num_prompts=1000)
-    EngineArgs.add_cli_args(parser)
+    offline.add_arguments(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Raises ValueError for options that make no sense, OSError for files."""
     samples = datasets.samples_of(options, options.seed or 0)
-    with running_llm(options) as llm:
+    with offline.running_llm(options) as llm:
         result = _measure(llm, options, samples)
     print(
         f"Throughput: {result['requests_per_second']:.2f} requests/s, "
@@ -33,26 +25,14 @@ def run(options: argparse.Namespace) -> int:
     )
     print(f"Total num prompt tokens:  {result['total_num_prompt_tokens']}")
     print(f"Total num output tokens:  {result['total_num_output_tokens']}")
-    if options.output_json:
-        Path(options.output_json).write_text(json.dumps(result, indent=4) + "\n", encoding="utf-8")
+    offline.save(options, result)
     return 0
 
 
 def _measure(llm: Any, options: argparse.Namespace, samples: list[datasets.Sample]) -> dict[str, Any]:
     """vLLM's result fields, and its printed ones."""
-    from ...protocol.params import SamplingParams
-
     prompts = [{"prompt_token_ids": each.prompt} if isinstance(each.prompt, list) else each.prompt for each in samples]
-    params = [
-        SamplingParams(
-            n=options.n,
-            temperature=1.0,
-            ignore_eos=True,
-            max_tokens=each.output_len,
-            detokenize=not options.disable_detokenize,
-        )
-        for each in samples
-    ]
+    params = [offline.params_of(options, each.output_len) for each in samples]
     began = time.perf_counter()
     outputs = llm.generate(prompts, params, use_tqdm=False)
     elapsed = time.perf_counter() - began
