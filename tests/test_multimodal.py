@@ -261,3 +261,17 @@ def test_native_kernels_see_the_same_in_any_chunks(
     ids = vision_reference.inputs(*cases[0])["input_ids"][0].tolist()
     near = [each[token_id].logprob for each, token_id in zip(found[1:], ids[1:], strict=True)]
     assert np.abs(near - expected[np.arange(len(ids) - 1), ids[1:]]).mean() < 0.1
+
+
+@IN_PROCESS
+def test_options_of_the_preparation_go_with_a_call(vlm: Runner, vision_reference: VisionReference) -> None:
+    options: dict[str, Any] = {"do_image_splitting": False}
+    prompt = prompt_with("a <image>", [picture(70, 30)])
+    expected = vision_reference.greedy("a <image>", [picture(70, 30)], 8, **options)
+    (whole,) = vlm.llm.generate(prompt, GREEDY, use_tqdm=False, mm_processor_kwargs=options)
+    assert list(whole.outputs[0].token_ids) == expected
+    assert tokens(vlm, {**prompt, "mm_processor_kwargs": options}) == [expected] != tokens(vlm, prompt)
+    parts = [{"type": "image_pil", "image_pil": picture(70, 30)}]
+    (small,) = vlm.llm.chat([{"role": "user", "content": parts}], GREEDY, mm_processor_kwargs=options, use_tqdm=False)
+    (large,) = vlm.llm.chat([{"role": "user", "content": parts}], GREEDY, use_tqdm=False)
+    assert len(small.prompt_token_ids) < len(large.prompt_token_ids)
