@@ -222,7 +222,11 @@ class SoakServe:
             await asyncio.sleep(0.2)
 
     def end(self) -> int:
-        num_fds = self.server.num_fds()
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while (num_fds := self.server.num_fds()) > self.num_fds + MAX_MORE_DESCRIPTORS:
+            if time.monotonic() > deadline:  # the server notices a little later that the clients have hung up
+                break
+            time.sleep(0.1)
         if num_fds > self.num_fds + MAX_MORE_DESCRIPTORS:
             self.fail(f"the server has {num_fds} descriptors open, {self.num_fds} at its start")
         self.process.send_signal(signal.SIGTERM)
