@@ -169,6 +169,7 @@ def _save(path: Path, buffers: Sequence[Buffer]) -> None:
         os.replace(staged, path)
     except OSError as error:
         logger.warning("Packed weights cannot be kept in the cache, and are packed at each start: %s", error)
+    finally:
         if staged is not None:
             Path(staged).unlink(missing_ok=True)
 
@@ -182,10 +183,8 @@ def _write(file: BufferedRandom, key: str, buffers: Sequence[Buffer]) -> None:
         file.write(buffer.data.cast("B"))
         file.seek(-buffer.nbytes % _PAGE, os.SEEK_CUR)
     file.flush()
-    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-        content = np.frombuffer(mapped, dtype=np.uint8)[start:]
-        head = msgspec.json.encode(_Head(key, num_bytes, _sums(content)))
-        del content  # the mapping cannot be closed while somebody looks at it
+    mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    head = msgspec.json.encode(_Head(key, num_bytes, _sums(np.frombuffer(mapped, dtype=np.uint8)[start:])))
     file.seek(0)
     file.write(head.ljust(start - 1) + b"\n")
     file.flush()
