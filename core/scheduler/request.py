@@ -17,6 +17,7 @@ from ...protocol.repetition import RepetitionDetectionParams
 from ...protocol.requests import EngineCoreRequest
 from ...protocol.resolved_sampling import ResolvedSampling
 from ..kv_cache.block_hash import BlockHasher
+from .steady_rows import MAX_END_TOKENS, SteadyRows
 
 NO_ROW = -1
 
@@ -55,7 +56,8 @@ class Request:
     """One generation request. `token_ids` holds prompt and output; the output starts at `num_prompt_tokens`.
 
     `num_computed_tokens` counts tokens whose keys and values are in the cache, those of the step being planned
-    included. `has_news`: its next output says more than a token. `pooling`: None of a request that generates.
+    included. In steady decode both are noted by `SteadyRows` and settled when they are read.
+    `has_news`: its next output says more than a token. `pooling`: None of a request that generates.
     `structured_output_state` belongs to the structured-output manager, `drafter` to the proposer of drafts.
 
     `request_id` is unique in the core, over all its clients (see `core_request_id`); `client_request_id` is what the
@@ -83,9 +85,10 @@ class Request:
         "status",
         "row",
         "stop_reason",
-        "token_ids",
+        "_steady",
+        "_token_ids",
         "num_prompt_tokens",
-        "num_computed_tokens",
+        "_num_computed_tokens",
         "num_preemptions",
         "block_hashes",
         "use_structured_output",
@@ -131,9 +134,10 @@ class Request:
         self.status = RequestStatus.WAITING
         self.row = NO_ROW  # of the batch, while it runs
         self.stop_reason: int | str | None = None
-        self.token_ids = [*_prompt_token_ids(request), *request.output_token_ids]
-        self.num_prompt_tokens = len(self.token_ids) - len(request.output_token_ids)
-        self.num_computed_tokens = 0
+        self._steady: SteadyRows | None = None
+        self._token_ids = [*_prompt_token_ids(request), *request.output_token_ids]
+        self.num_prompt_tokens = len(self._token_ids) - len(request.output_token_ids)
+        self._num_computed_tokens = 0
         self.num_preemptions = 0
         self.block_hashes: list[bytes] = []
         self.structured_output_state: object = None
@@ -161,6 +165,44 @@ class Request:
         Hashes the prompt, so it is worth calling outside the busy loop. Raises ValueError for an empty prompt.
         """
         return cls(request, block_hasher)
+
+    @property
+    def token_ids(self) -> list[int]:
+        if self._steady is not None:
+            self._settle(self._steady)
+        return self._token_ids
+
+    @property
+    def num_computed_tokens(self) -> int:
+        if self._steady is not None:
+            self._settle(self._steady)
+        return self._num_computed_tokens
+
+    @num_computed_tokens.setter
+    def num_computed_tokens(self, value: int) -> None:
+        if self._steady is not None:
+            self._settle(self._steady)
+        self._num_computed_tokens = value
+
+    def _settle(self, steady: SteadyRows) -> None:
+        new_token_ids, num_computed = steady.settle(self.row)
+        self._token_ids += new_token_ids
+        self._num_computed_tokens += num_computed
+
+    def enter_steady(self, steady: SteadyRows) -> None:
+        """From here on `steady` notes its tokens, if nothing but a token is said of it and it may end in no other way
+        than by an end token or its length. It runs, and all its tokens are computed but the last."""
+        if not self.has_news and self._repetition is None and len(self._end_token_ids) <= MAX_END_TOKENS:
+            steady.enter(
+                self.row, self.num_tokens, self._check_from, self._end_token_ids, self.client_index, self.handle
+            )
+            self._steady = steady
+
+    def leave_steady(self) -> None:
+        if self._steady is not None:
+            self._settle(self._steady)
+            self._steady.leave(self.row)
+            self._steady = None
 
     @property
     def num_tokens(self) -> int:
@@ -288,7 +330,7 @@ class Request:
         self.has_news = True
         self._eos_token_id = params.eos_token_id
         self._stop_token_ids = frozenset(params.stop_token_ids)
-        self._end_token_ids = self._stop_token_ids | {self._eos_token_id}
+        self._end_token_ids = self._stop_token_ids.union(() if params.eos_token_id is None else (params.eos_token_id,))
         limit = self._max_model_len
         if params.max_tokens is not None:
             limit = min(limit, self.num_prompt_tokens + params.max_tokens)

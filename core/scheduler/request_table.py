@@ -3,9 +3,12 @@
 import heapq
 import itertools
 
+import numpy as np
+
 from ...protocol.outputs import EventType
 from .request import NO_ROW, Request, RequestStatus
 from .request_queue import Policy, RequestQueue, order_key
+from .steady_rows import SteadyRows
 
 
 class RequestTable:
@@ -16,10 +19,11 @@ class RequestTable:
     itself: the lowest that is free when it starts.
     """
 
-    def __init__(self, policy: Policy, max_num_seqs: int, log_events: bool) -> None:
+    def __init__(self, policy: Policy, max_num_seqs: int, block_size: int, log_events: bool) -> None:
         self.order_key = order_key(policy)
         self.requests: dict[str, Request] = {}
         self.running: dict[int, Request] = {}  # by row of the batch, in the order in which they started
+        self.steady = SteadyRows(max_num_seqs, block_size)  # of the running ones
         self.waiting = RequestQueue(self.order_key)
         self.preempted = RequestQueue(self.order_key)
         self.compiling: dict[str, Request] = {}
@@ -98,6 +102,10 @@ class RequestTable:
         request.stop_reason = stop_reason
         self._unreported.append(request)
 
+    def running_rows(self) -> np.ndarray:
+        """[num_running] int64, in the order in which they started."""
+        return np.fromiter(self.running, np.int64, len(self.running))
+
     def take_removed(self) -> list[int]:
         """The rows that requests have left since the last call."""
         removed, self.removed = list(self.removed), {}
@@ -114,6 +122,7 @@ class RequestTable:
         return bool(self.removed or self._unreported)
 
     def _leave_batch(self, request: Request) -> None:
+        request.leave_steady()
         row, request.row = request.row, NO_ROW
         if self.running.pop(row, None) is not None:
             self.removed[row] = request

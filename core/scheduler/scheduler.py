@@ -56,7 +56,7 @@ class Scheduler:
         self._policy = config.policy
         self._block_size = cache_config.block_size
         self._log_stats = log_stats
-        self.table = RequestTable(config.policy, config.max_num_seqs, log_events=log_stats)
+        self.table = RequestTable(config.policy, config.max_num_seqs, self._block_size, log_events=log_stats)
         self.kv_cache_manager = KVCacheManager(
             KVCacheConfig.of(vllm_config, kv_groups), num_gpu_blocks, cache_config.enable_prefix_caching
         )
@@ -176,13 +176,14 @@ class Scheduler:
 
     def schedule(self) -> SchedulerOutput:
         """Plan a step. It may be empty."""
-        plan = StepPlan(0 if self.pause_state is PauseState.PAUSED_ALL else self._max_num_batched_tokens)
+        budget = 0 if self.pause_state is PauseState.PAUSED_ALL else self._max_num_batched_tokens
+        plan = StepPlan(budget, self._max_num_seqs)
         if self.table.compiling:
             self._queue_compiled()
         self._schedule_running(plan)
         if not plan.has_preempted:
             self._schedule_waiting(plan)
-        output = plan.to_output(self.table.take_removed(), self.kv_cache_manager)
+        output = plan.to_output(self.table, self.kv_cache_manager)
         if plan.constrained:
             self._grammars.constrain(output, plan.constrained)
         if self._encoder is not None:
@@ -198,14 +199,22 @@ class Scheduler:
             self.table.finish_unseen(request, RequestStatus.FINISHED_ERROR, error)
 
     def _schedule_running(self, plan: StepPlan) -> None:
-        block_size = self._block_size
-        drafts_fit = self._proposer is not None and len(self.table.running) < MAX_STEP_TOKENS
+        """Most of them in passing (`SteadyRows`); one by one those for which there is more to be done."""
+        steady, running, block_size = self.table.steady, self.table.running, self._block_size
+        drafts_fit = self._proposer is not None and len(running) < MAX_STEP_TOKENS
         may_wait = self._encoder is not None
-        for request in tuple(self.table.running.values()):
-            if plan.budget <= 0:
+        rows = self.table.running_rows()
+        passed = 0
+        for place in [*np.flatnonzero(~steady.undisturbed(rows)).tolist(), len(rows)]:
+            if place > passed:  # requests may have been preempted in favour of another one just now
+                between = rows[passed:place]
+                plan.add_steady(steady.still_here(between) if plan.has_preempted else between, steady)
+            passed = place + 1
+            if plan.budget <= 0 or place == len(rows):
                 break
-            if plan.has_preempted and request.status is not RequestStatus.RUNNING:
-                continue  # in favour of another one just now
+            request = running.get(int(rows[place]))
+            if request is None:
+                continue
             num_new = len(request.token_ids) - request.num_computed_tokens
             if num_new != 1 or may_wait:
                 num_new = self._chunk(request, request.num_computed_tokens, num_new, plan)
@@ -367,16 +376,20 @@ class Scheduler:
         if runner_output.pooled:
             self._finish_pooled(runner_output.pooled, outputs)
         logprobs, drafts = runner_output.logprobs, scheduler_output.drafts
-        client_index, handles, plain_token_ids = -1, list[int](), list[int]()
-        running, token_ids = self.table.running, runner_output.sampled_token_ids.tolist()
-        for line, (row, token_id) in enumerate(zip(runner_output.rows.tolist(), token_ids, strict=True)):
-            request = running.get(row)
+        running, steady = self.table.running, self.table.steady
+        rows, token_ids = runner_output.rows, runner_output.sampled_token_ids
+        plain = steady.take_in(rows, token_ids)
+        for client_index, handles, plain_token_ids in steady.by_client(rows[plain], token_ids[plain]):
+            outputs.add_plain(client_index, handles, plain_token_ids)
+        for line in np.flatnonzero(~plain).tolist():
+            request, token_id = running.get(int(rows[line])), int(token_ids[line])
             if request is None:
                 continue
+            request.leave_steady()
             stopped = request.append_output_token(token_id)
-            if drafts and row in drafts:
-                following = runner_output.further_token_ids.get(row, [])
-                stopped = self._take_in_draft(request, len(drafts[row]), following, stopped, outputs)
+            if drafts and request.row in drafts:
+                following = runner_output.further_token_ids.get(request.row, [])
+                stopped = self._take_in_draft(request, len(drafts[request.row]), following, stopped, outputs)
             elif stopped or request.has_news:
                 if request.use_structured_output and not stopped:
                     stopped = self._grammars.accept(request, token_id)
@@ -384,13 +397,11 @@ class Scheduler:
                 own_logprobs = None if logprobs is None or k is None else row_of(logprobs, line, k)
                 outputs.add(request, [token_id], own_logprobs)
             else:
-                if request.client_index != client_index:
-                    client_index = request.client_index
-                    handles, plain_token_ids = outputs.columns(client_index)
-                handles.append(request.handle)
-                plain_token_ids.append(token_id)
+                outputs.add_plain(request.client_index, [request.handle], [token_id])
             if stopped:
                 self._finish_running(request)
+            elif self._proposer is None:
+                request.enter_steady(steady)
         return outputs.build(self.make_stats() if self._log_stats else None)
 
     def _take_in_draft(

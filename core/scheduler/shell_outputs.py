@@ -44,10 +44,11 @@ class ShellOutputs:
         request.news_sent()
         self._frame(request.client_index).outputs.append(output)
 
-    def columns(self, client_index: int) -> tuple[list[int], list[int]]:
-        """The client's handles and token ids, to be extended where there is one token and nothing else to report."""
+    def add_plain(self, client_index: int, handles: list[int], token_ids: list[int]) -> None:
+        """A token of each of the client's requests, with nothing else to report."""
         frame = self._frame(client_index)
-        return frame.handles, frame.token_ids
+        frame.handles += handles
+        frame.token_ids += token_ids
 
     def _frame(self, client_index: int) -> EngineCoreOutputs:
         frame = self._frames.get(client_index)

@@ -7,21 +7,26 @@ import numpy as np
 from ...protocol.multimodal import MultiModalFeatureSpec
 from ..kv_cache.kv_cache_manager import KVCacheManager
 from .request import Request
+from .request_table import RequestTable
 from .runner_messages import NewRequestData, SchedulerOutput
+from .steady_rows import SteadyRows
 
 
 class StepPlan:
-    """Filled by the scheduler in batch order: running requests, then those that enter; then turned into its output."""
+    """Filled by the scheduler in batch order: running requests, then those that enter; then turned into its output.
+
+    num_tokens: [max_num_seqs] int64, by row; 0: not in the plan.
+    """
 
     __slots__ = ("budget", "entering", "constrained", "num_tokens", "new_blocks", "drafts", "has_preempted", "encoding")
 
-    def __init__(self, budget: int) -> None:
+    def __init__(self, budget: int, max_num_seqs: int) -> None:
         self.budget = budget  # tokens
         self.entering: list[Request] = []
         self.constrained: list[Request] = []  # by a grammar
-        self.num_tokens: dict[int, int] = {}  # by row, as all below
-        self.new_blocks: dict[int, list[list[int]]] = {}  # ids by KV group
-        self.drafts: dict[int, Sequence[int]] = {}
+        self.num_tokens = np.zeros(max_num_seqs, dtype=np.int64)
+        self.new_blocks: dict[int, list[list[int]]] = {}  # by row: ids by KV group
+        self.drafts: dict[int, Sequence[int]] = {}  # by row
         self.has_preempted = False
         self.encoding: dict[str, MultiModalFeatureSpec] = {}  # items to be encoded, by identifier
 
@@ -33,6 +38,13 @@ class StepPlan:
         if request.use_structured_output:
             self.constrained.append(request)
 
+    def add_steady(self, rows: np.ndarray, steady: SteadyRows) -> None:
+        """A token of each, as far as the budget goes. rows: [n] int64, requests in steady decode."""
+        rows = rows[: self.budget]
+        self.num_tokens[rows] = 1
+        self.budget -= len(rows)
+        steady.plan(rows)
+
     def add_blocks(self, row: int, block_ids: list[list[int]]) -> None:
         """What a running request was given, by KV group."""
         former = self.new_blocks.get(row)
@@ -42,8 +54,9 @@ class StepPlan:
 
     def drop(self, request: Request) -> None:
         """Take a running request out again, if it is in the plan, and its tokens back into the budget."""
-        num_tokens = self.num_tokens.pop(request.row, None)
-        if num_tokens is not None:
+        num_tokens = int(self.num_tokens[request.row])
+        if num_tokens:
+            self.num_tokens[request.row] = 0
             request.num_computed_tokens -= num_tokens
             self.budget += num_tokens
             self.new_blocks.pop(request.row, None)
@@ -51,17 +64,21 @@ class StepPlan:
             if request.use_structured_output:
                 self.constrained.remove(request)
 
-    def to_output(self, removed_rows: list[int], kv_cache_manager: KVCacheManager) -> SchedulerOutput:
+    def to_output(self, table: RequestTable, kv_cache_manager: KVCacheManager) -> SchedulerOutput:
         """What the runner is told."""
-        num_reqs = len(self.num_tokens)
-        num_tokens = np.fromiter(self.num_tokens.values(), np.int64, num_reqs)
+        rows = table.running_rows()
+        num_tokens = self.num_tokens[rows]
+        if not num_tokens.all():
+            rows, num_tokens = rows[num_tokens > 0], num_tokens[num_tokens > 0]
         return SchedulerOutput(
             scheduled_new_reqs=[
-                _new_request_data(request, self.num_tokens[request.row], kv_cache_manager.block_ids(request.request_id))
+                _new_request_data(
+                    request, int(self.num_tokens[request.row]), kv_cache_manager.block_ids(request.request_id)
+                )
                 for request in self.entering
             ],
-            removed_rows=removed_rows,
-            rows=np.fromiter(self.num_tokens, np.int64, num_reqs),
+            removed_rows=table.take_removed(),
+            rows=rows,
             num_scheduled_tokens=num_tokens,
             total_num_scheduled_tokens=int(num_tokens.sum()),
             new_block_ids=self.new_blocks,

@@ -51,7 +51,12 @@ class NoModel:
         self._logits = torch.zeros(num_reqs, VOCAB_SIZE)
 
     def forward(
-        self, token_ids: torch.Tensor, metadata: Any, output_rows: torch.Tensor | None, prompt_embeds: Any
+        self,
+        token_ids: torch.Tensor,
+        metadata: Any,
+        output_rows: torch.Tensor | None,
+        prompt_embeds: Any,
+        adapters: Any,
     ) -> torch.Tensor:
         return self._hidden[: len(token_ids if output_rows is None else output_rows)]
 

@@ -132,7 +132,8 @@ class FakeRunner:
                 token_id = next_token(self._read(row, len(row.token_ids)), row.noise_seed, len(row.token_ids))
                 row.token_ids.append(token_id)
                 sampled[number] = token_id
-        return ModelRunnerOutput(np.array(list(sampled)), np.array(list(sampled.values())), failed=failed)
+        rows, token_ids = np.array(list(sampled), np.int64), np.array(list(sampled.values()), np.int64)
+        return ModelRunnerOutput(rows, token_ids, failed=failed)
 
     def _take_deltas(self, step: SchedulerOutput) -> None:
         for number, block_ids in step.new_block_ids.items():
@@ -201,11 +202,14 @@ class Harness:
         self.steps: list[Step] = []
         self.num_computed: Counter[str] = Counter()  # tokens, by request
         self._ids: dict[int, str] = {}  # by row
+        self._names: dict[tuple[int, int], str] = {}  # by client and handle
         self._fail_next: set[str] = set()
 
     def request(
         self, request_id: str, prompt: Sequence[int], params: SamplingParams | None = None, **fields: Any
     ) -> Request:
+        fields.setdefault("handle", len(self._names) + 1)  # without one, no token is plain
+        self._names[fields.get("client_index", 0), fields["handle"]] = request_id
         message = EngineCoreRequest(
             request_id, list(prompt), resolved(greedy() if params is None else params), **fields
         )
@@ -252,7 +256,10 @@ class Harness:
         return self.steps[-1]
 
     def take(self, planned: SchedulerOutput, output: ModelRunnerOutput) -> None:
-        for frame in self.scheduler.update_from_output(planned, output).values():
+        for client, frame in self.scheduler.update_from_output(planned, output).items():
+            for handle, token_id in zip(frame.handles, frame.token_ids, strict=True):
+                name = self._names[client, handle]
+                self.outputs.setdefault(name, []).append(EngineCoreOutput(name, [token_id], handle=handle))
             for one in frame.outputs:
                 self.outputs.setdefault(one.request_id, []).append(one)
 

@@ -27,7 +27,7 @@ def dropped(gate: EncoderGate) -> list[str]:
 
 
 def test_a_chunk_ends_before_a_picture_without_room() -> None:
-    gate, plan = EncoderGate(10), StepPlan(100)
+    gate, plan = EncoderGate(10), StepPlan(100, 1)
     two = request("1", ("a", 5, 6), ("b", 20, 6))
     assert gate.cut(two, 0, 50, plan) == 20
     assert list(plan.encoding) == ["a"]
@@ -36,7 +36,7 @@ def test_a_chunk_ends_before_a_picture_without_room() -> None:
     assert gate.cut(other, 3, 50, plan) == 0, "it begins with what has no room"
     two.num_computed_tokens = 20
     gate.step_done()
-    plan = StepPlan(100)
+    plan = StepPlan(100, 1)
     assert gate.cut(two, 20, 50, plan) == 50
     assert (list(plan.encoding), dropped(gate)) == (["b"], ["a"])
     assert gate.cut(other, 3, 50, plan) == 50, "it is being encoded for the other"
@@ -44,10 +44,10 @@ def test_a_chunk_ends_before_a_picture_without_room() -> None:
 
 def test_what_nobody_holds_stays_while_there_is_room() -> None:
     gate = EncoderGate(10)
-    first, plan = request("1", ("a", 0, 4)), StepPlan(100)
+    first, plan = request("1", ("a", 0, 4)), StepPlan(100, 1)
     gate.cut(first, 0, 10, plan)
     gate.release(first)
-    plan = StepPlan(100)
+    plan = StepPlan(100, 1)
     assert gate.cut(request("2", ("a", 0, 4), ("b", 4, 4)), 0, 10, plan) == 10
     assert (list(plan.encoding), dropped(gate)) == (["b"], [])
     gate.reset()
@@ -55,8 +55,8 @@ def test_what_nobody_holds_stays_while_there_is_room() -> None:
 
 
 def test_a_picture_of_a_request_that_is_preempted_while_it_is_planned_is_not_encoded() -> None:
-    gate, plan = EncoderGate(10), StepPlan(100)
-    gate.cut(request("0", ("held", 0, 3)), 0, 10, StepPlan(100))
+    gate, plan = EncoderGate(10), StepPlan(100, 1)
+    gate.cut(request("0", ("held", 0, 3)), 0, 10, StepPlan(100, 1))
     victim = request("1", ("a", 0, 4))
     gate.cut(victim, 0, 10, plan)
     gate.release(victim)

@@ -214,7 +214,7 @@ def test_a_token_of_which_there_is_nothing_else_to_say_goes_into_the_columns_of_
     h.add("a", prompt(20), greedy(4), handle=7)
     h.add("b", prompt(20, 3), greedy(4), handle=7, client_index=1)
     h.add("rich", prompt(20, 5), greedy(4, logprobs=0), handle=8)
-    h.add("numberless", prompt(20, 9), greedy(4))
+    h.add("numberless", prompt(20, 9), greedy(4), handle=0)
     columns: dict[int, list[tuple[int, int]]] = {0: [], 1: []}
     rich: list[list[str]] = []
     for _ in range(4):
