@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 
 @dataclass(slots=True, frozen=True)
 class VisionSpec:
-    """A SigLIP encoder over square tiles, and the connector behind it: `shuffle` puts the patches of each square of
-    `factor` x `factor` side by side and projects them; `pool` takes their mean, norms it and projects that.
+    """A SigLIP encoder over square tiles, and the connector behind it, which puts the patches of each square of
+    `factor` x `factor` side by side and projects them.
 
     tower, connector: how the names of their tensors begin. text: pairs of how those of the language model do, and of
     what stands there in a checkpoint of it alone.
@@ -22,12 +22,10 @@ class VisionSpec:
     patch_size: int
     eps: float
     output_size: int
-    connector_kind: Literal["shuffle", "pool"]
     factor: int
     tower: str
     connector: str
     text: tuple[tuple[str, str], ...]
-    connector_eps: float = 0.0
 
     @property
     def patches_per_side(self) -> int:

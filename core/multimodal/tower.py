@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from ..lazy_torch import inference_mode, torch
-from ..models import ops
 from ..models.tensor_source import TensorSource, check_tensors
 from ..models.vision import VisionSpec
 
@@ -28,11 +27,7 @@ def expected_tensors(spec: VisionSpec) -> dict[str, tuple[int, ...]]:
             tensors[f"{prefix}.{name}.weight"], tensors[f"{prefix}.{name}.bias"] = shape, shape[:1]
         for name in ("layer_norm1", "layer_norm2"):
             tensors[f"{prefix}.{name}.weight"] = tensors[f"{prefix}.{name}.bias"] = (size,)
-    if spec.connector_kind == "shuffle":
-        tensors[f"{spec.connector}.weight"] = (spec.output_size, size * spec.factor**2)
-    else:
-        tensors[f"{spec.connector}.mm_soft_emb_norm.weight"] = (size,)
-        tensors[f"{spec.connector}.mm_input_projection_weight"] = (size, spec.output_size)
+    tensors[f"{spec.connector}.weight"] = (spec.output_size, size * spec.factor**2)
     return tensors
 
 
@@ -90,13 +85,8 @@ class VisionTower:
         spec = self.spec
         side, factor = spec.patches_per_side, spec.factor
         squares = hidden.view(len(hidden), side // factor, factor, side // factor, factor, spec.hidden_size)
-        if spec.connector_kind == "shuffle":
-            joined = squares.transpose(2, 3).reshape(len(hidden), spec.embeds_per_tile, -1)
-            return torch.nn.functional.linear(joined, self._weights[f"{spec.connector}.weight"])
-        pooled = squares.mean((2, 4)).view(len(hidden), spec.embeds_per_tile, -1)
-        weight = self._weights[f"{spec.connector}.mm_soft_emb_norm.weight"].float() + 1.0
-        normed = ops.rms_norm(pooled, weight, spec.connector_eps)
-        return normed @ self._weights[f"{spec.connector}.mm_input_projection_weight"]
+        joined = squares.transpose(2, 3).reshape(len(hidden), spec.embeds_per_tile, -1)
+        return torch.nn.functional.linear(joined, self._weights[f"{spec.connector}.weight"])
 
     def _norm(self, name: str, x: torch.Tensor) -> torch.Tensor:
         weights = self._weights
@@ -109,11 +99,9 @@ class VisionTower:
 
 
 def _positions(spec: VisionSpec) -> torch.Tensor:
-    """[num_patches] int64. A shuffling tower was made for pictures of any size: it finds a patch's row and column by
-    where it lies between 0 and 1, which for some sizes rounds a patch into its neighbour's place."""
+    """[num_patches] int64. The tower was made for pictures of any size: it finds a patch's row and column by where it
+    lies between 0 and 1, which for some sizes rounds a patch into its neighbour's place."""
     side = spec.patches_per_side
-    if spec.connector_kind == "pool":
-        return torch.arange(spec.num_patches)
     boundaries = torch.arange(1 / side, 1.0, 1 / side)
     places = (torch.arange(side, dtype=torch.float32) * (1.0 / torch.tensor(side))).clamp(max=1.0 - 1e-6)
     buckets = torch.bucketize(places, boundaries, right=True)

@@ -13,7 +13,6 @@ def idefics3(config: HfConfig) -> ModelSpec:
     vision = VisionSpec(
         **read_siglip(config["vision_config"]),
         output_size=text.hidden_size,
-        connector_kind="shuffle",
         factor=int(config.get("scale_factor", 2)),
         tower="model.vision_model",
         connector="model.connector.modality_projection.proj",
