@@ -85,5 +85,6 @@ class SteadyRows:
         clients, handles = self._clients[rows], self._handles[rows]
         if len(rows) and (clients == clients[0]).all():
             return [(int(clients[0]), handles.tolist(), token_ids.tolist())]
-        shares = [(client, clients == client) for client in np.unique(clients).tolist()]
+        # Not np.unique, which imports a module when it is first called: a core out of descriptors cannot.
+        shares = [(client, clients == client) for client in sorted(set(clients.tolist()))]
         return [(client, handles[own].tolist(), token_ids[own].tolist()) for client, own in shares]

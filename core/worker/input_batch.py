@@ -210,7 +210,7 @@ class InputBatch:
     def enter_drafted(self, step: StepInputs, lines: np.ndarray) -> None:
         """Enter what came of a step with drafts, of whose sampled tokens only `lines`, [n] int64, are kept."""
         self._step = None
-        dropped = np.setdiff1d(np.arange(len(step.sampling_rows)), lines)
+        dropped = np.delete(np.arange(len(step.sampling_rows)), lines)
         self.num_computed[step.rows] = step.seq_lens
         np.subtract.at(self.num_computed, step.sampling_rows[dropped], 1)
         self.token_ids[step.sampling_rows[lines], step.positions[step.output_rows[lines]] + 1] = step.sampled[lines]
