@@ -93,6 +93,7 @@ def serve(descriptor: int) -> None:
     """Forks a core for every order. Returns in the server at its end, and in a core at that core's."""
     import corespan.core.engine_core_proc
     import corespan.core.process_main
+    import corespan.core.runtime.cpu_torch  # with torch, which a real core loads where it is used
     import corespan.core.worker.worker  # noqa: F401
 
     assert os.listdir("/proc/self/task") == [str(os.getpid())], "a fork would lose threads"
